@@ -1,0 +1,188 @@
+"""What a model is to the engine, and what a kernel set is to a model.
+
+Owns the nouns that cross the border: `LayerState`, `CacheSpec`, `BatchView`, and the protocols `Model`, `Layer`
+and `KernelSet`.  Does not know sequences, scheduling, sampling, files or Beam.
+
+Shape suffixes: T tokens of a packed batch, R rows (sequences) in it, P page-table width, W wanted tokens,
+D hidden size, H query heads, G key/value heads, d head size, V vocabulary, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["BatchView", "CacheKind", "CacheSpec", "GroupKey", "KernelSet", "Layer", "LayerState", "Model", "PackedWeight", "run_layers"]
+
+PackedWeight = Any
+"""A weight in the form that the kernel set wants; opaque to models."""
+
+
+class CacheKind(StrEnum):
+    """How a layer's memory of past tokens is kept."""
+
+    PAGED = "paged"
+    WINDOWED = "windowed"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """Cache entries of equal kind and window share page ids (or state slots) over all layers."""
+
+    kind: CacheKind
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """One entry of a layer's cache.
+
+    `shape` is that of one token (`paged`, `windowed`: `(G, d)`) or of one sequence (`state`).
+    `window` (tokens) is given for `windowed` only: key j is visible to query i iff 0 <= i - j < window.
+    """
+
+    name: str
+    kind: CacheKind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind is CacheKind.WINDOWED) != (self.window is not None):
+            raise ValueError(f"cache entry {self.name!r}: a window belongs to windowed entries and only to them")
+
+    @property
+    def group(self) -> GroupKey:
+        """The group whose page ids this entry uses."""
+        return GroupKey(self.kind, self.window)
+
+
+@dataclass(slots=True)
+class LayerState:
+    """What leaves a module at a yield point: the hidden state and named carries, one line per token."""
+
+    hidden_TD: Tensor
+    carries: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchView:
+    """The packed batch of one forward pass: any mix of prefill and decode tokens, packed row by row.
+
+    The tokens of row r are `offsets_R1[r] : offsets_R1[r + 1]`, at consecutive positions.  All KV that a token may
+    see is in the pages of its row once the layer has appended the batch's own tokens.
+
+    token_ids_T   int64; positions_T int64, 0-based place in the sequence; row_T int64, row of each token
+    offsets_R1    int64, R + 1 entries
+    wanted_W      int64, indices into T whose logits are needed
+    page_tables   per group int64 [R, P]; unused entries are page 0, which is never written and always zero.
+                  In a windowed group the entries of pages that were freed behind the window are 0 too
+    state_slots_R int64, slot of each row in `state` entries (empty if the model has none)
+    caches        per layer: entry name -> the whole cache tensor of that entry, in the kernel set's layout
+                  (`KernelSet.allocate`)
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    row_T: Tensor
+    offsets_R1: Tensor
+    wanted_W: Tensor
+    page_tables: Mapping[GroupKey, Tensor]
+    state_slots_R: Tensor
+    caches: Sequence[Mapping[str, Tensor]]
+
+
+class KernelSet(Protocol):
+    """The arithmetic that models are made of.  Every method is batch invariant: a token's result bits depend on its
+    own row alone, never on T, on the other tokens, or on how the row was cut into chunks.
+
+    `recompute` says how a lost KV page is made again with the same bits: `prefill` (every token is its own row) or
+    `replay` (generated tokens have to go through decode steps).
+    """
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    recompute: str
+
+    def facts(self) -> Mapping[str, object]:
+        """What decides the bits: device, instruction path, tile, library versions, threads."""
+
+    def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
+        """A zeroed cache of `count` pages of `page_tokens` tokens (or `count` state slots); index 0 of the first
+        dimension is page (slot) 0, so that a page can be copied or cleared as `cache[page]`."""
+
+    def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedWeight:
+        """`[N_i, K]` weights with equal K, stacked along N, in the kernel's own form."""
+
+    def linear(self, x_TK: Tensor, weight: PackedWeight) -> Tensor:
+        """`x @ weight.T (+ bias)`, [T, N], rounded once to the run's dtype."""
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """Root mean square norm, inside in float32."""
+
+    def rope(self, x_THd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
+        """Rotary embedding on half-split pairs (Llama convention); cos and sin are float32 [T, d / 2]."""
+
+    def swiglu(self, gate_up_TN: Tensor) -> Tensor:
+        """`silu(gate) * up` of a `[T, 2 I]` tensor whose first half is gate, inside in float32."""
+
+    def append(self, cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:
+        """Write each token's entry at its position into the pages of its row."""
+
+    def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
+                  view: BatchView, scale: float) -> Tensor:
+        """Causal (and, by the spec, windowed) attention of each token over its row's pages in page order, [T, H, d]."""
+
+    def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
+        """Rows of the embedding table."""
+
+    def head(self, x_WD: Tensor, weight: PackedWeight) -> Tensor:
+        """Logits in float32, never rounded to a narrower type, [W, V]."""
+
+    def pack_head(self, weight_VD: Tensor) -> PackedWeight:
+        """The output projection in the form that `head` wants."""
+
+
+class Layer(Protocol):
+    """One block, with a yield point between its two halves."""
+
+    def attention(self, x: LayerState, view: BatchView, index: int) -> LayerState:
+        """Mix over the row's past and append its own entries; `index` is the layer's place in `view.caches`."""
+
+    def feed_forward(self, x: LayerState) -> LayerState:
+        """Per-token part: dense or experts."""
+
+    def cache_spec(self) -> Sequence[CacheSpec]:
+        """The entries this layer keeps, possibly none."""
+
+
+class Model(Protocol):
+    """An architecture with its weights."""
+
+    vocab_size: int
+    context_limit: int
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """Blocks in order."""
+
+    def embed(self, view: BatchView) -> LayerState:
+        """The state before the first layer."""
+
+    def head(self, x: LayerState, view: BatchView) -> Tensor:
+        """Float32 logits of `view.wanted_W`, [W, V]; includes the final norm."""
+
+
+def run_layers(model: Model, view: BatchView) -> Tensor:
+    """One whole forward pass without sub-batches: float32 logits [W, V] of the wanted tokens."""
+    state = model.embed(view)
+    for index, layer in enumerate(model.layers):
+        state = layer.feed_forward(layer.attention(state, view, index))
+    return model.head(state, view)

@@ -1,0 +1,1 @@
+"""The command line: wiring, progress and reports.  Layer 6: uses only public names of what lies below."""
