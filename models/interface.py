@@ -11,32 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from batchgen_beam.models.caches import CacheKind, GroupKey
+
 __all__ = ["BatchView", "CacheKind", "CacheSpec", "GroupKey", "KernelSet", "Layer", "LayerState", "Model", "PackedWeight", "run_layers"]
 
 PackedWeight = Any
 """A weight in the form that the kernel set wants; opaque to models."""
-
-
-class CacheKind(StrEnum):
-    """How a layer's memory of past tokens is kept."""
-
-    PAGED = "paged"
-    WINDOWED = "windowed"
-    STATE = "state"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupKey:
-    """Cache entries of equal kind and window share page ids (or state slots) over all layers."""
-
-    kind: CacheKind
-    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

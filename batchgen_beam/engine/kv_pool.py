@@ -1,0 +1,213 @@
+"""Who owns which page.  Owns the free lists of both tiers and every sequence's page table.
+
+Page 0 of each group is the zero page: it fills unused table entries and is never handed out.  Reserving is all or
+nothing, and nothing is owned before `commit`.  Moves no bytes: `hold` and `restore` return the copies to be done.
+Does not know tensors, statuses or scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from batchgen_beam.engine.paging import PageCounts, live_pages
+from batchgen_beam.models.caches import GroupKey
+
+__all__ = ["KVPool", "PageCopy", "PoolExhausted", "Reservation"]
+
+
+class PoolExhausted(Exception):
+    """A reservation does not fit; everything it had taken was given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy page `source` of one tier to page `target` of the other, in all layers of the group."""
+
+    group: GroupKey
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class _Table:
+    """Pages of one sequence in one group: `pages[i]` is logical page `first + i`."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pages)
+
+
+class _Tier:
+    """Free list of one group on one tier; pages 1 .. count - 1 can be handed out, lowest first when fresh."""
+
+    def __init__(self, count: int) -> None:
+        self.usable = max(count - 1, 0)
+        self.free = list(range(count - 1, 0, -1))
+        self.allocated = 0
+        self.freed = 0
+
+    def take(self, number: int) -> list[int]:
+        if number > len(self.free):
+            raise PoolExhausted(f"{number} pages wanted, {len(self.free)} of {self.usable} free")
+        self.allocated += number
+        return [self.free.pop() for _ in range(number)]
+
+    def give(self, pages: Iterable[int]) -> None:
+        before = len(self.free)
+        self.free.extend(pages)
+        self.freed += len(self.free) - before
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Pages taken from the free lists for some sequences, owned by nobody yet."""
+
+    pages: tuple[tuple[int, GroupKey, int, tuple[int, ...]], ...]
+    """(sequence, group, first logical page, page ids)."""
+
+    def of_group(self, group: GroupKey) -> list[int]:
+        """All page ids of one group, to be cleared before use."""
+        return [page for _, key, _, pages in self.pages if key == group for page in pages]
+
+
+class KVPool:
+    """Pages of all cache groups on the device tier and the host tier."""
+
+    def __init__(self, device_pages: Mapping[GroupKey, int], host_pages: Mapping[GroupKey, int] | None = None) -> None:
+        """Counts include the zero page.  Without `host_pages` nothing can be held."""
+        self.groups = tuple(device_pages)
+        self._device = {group: _Tier(count) for group, count in device_pages.items()}
+        self._host = {group: _Tier((host_pages or {}).get(group, 0)) for group in self.groups}
+        self._tables: dict[int, dict[GroupKey, _Table]] = {}
+        self._held: dict[int, dict[GroupKey, _Table]] = {}
+
+    # What there is
+
+    @property
+    def free(self) -> PageCounts:
+        """Free device pages of each group."""
+        return tuple(len(self._device[group].free) for group in self.groups)
+
+    @property
+    def free_host(self) -> PageCounts:
+        """Free host pages of each group."""
+        return tuple(len(self._host[group].free) for group in self.groups)
+
+    @property
+    def usable(self) -> PageCounts:
+        """Device pages of each group that can be handed out."""
+        return tuple(self._device[group].usable for group in self.groups)
+
+    def held_pages(self, sequence: int) -> PageCounts:
+        """Pages of a sequence in each group, on whichever tier it is."""
+        tables = self._tables.get(sequence) or self._held.get(sequence) or {}
+        return tuple(len(tables[group].pages) if group in tables else 0 for group in self.groups)
+
+    def table(self, sequence: int, group: GroupKey) -> tuple[int, list[int]]:
+        """First logical page, and the device pages from there on."""
+        table = self._tables[sequence][group]
+        return table.first, table.pages
+
+    # Reserve, commit, release
+
+    def reserve(self, wishes: Iterable[tuple[int, int, int]]) -> Reservation:
+        """Take the pages that sequences lack to process positions `computed .. tokens - 1`.
+
+        `wishes` are (sequence, computed, tokens).  `PoolExhausted` if not all of them fit, and then none is taken.
+        """
+        taken: list[tuple[int, GroupKey, int, tuple[int, ...]]] = []
+        try:
+            for sequence, computed, tokens in wishes:
+                for group in self.groups:
+                    missing = self._missing(sequence, group, computed, tokens)
+                    taken.append((sequence, group, missing.start, tuple(self._device[group].take(len(missing)))))
+        except PoolExhausted:
+            self.cancel(Reservation(tuple(taken)))
+            raise
+        return Reservation(tuple(entry for entry in taken if entry[3]))
+
+    def _missing(self, sequence: int, group: GroupKey, computed: int, tokens: int) -> range:
+        needed = live_pages(group, computed, tokens)
+        tables = self._tables.get(sequence)
+        if tables is None or not tables[group].pages:
+            return needed
+        return range(tables[group].end, max(needed.stop, tables[group].end))
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Give back what was reserved and not committed."""
+        for _, group, _, pages in reservation.pages:
+            self._device[group].give(pages)
+
+    def commit(self, reservation: Reservation) -> None:
+        """Make the sequences own their reserved pages."""
+        for sequence, group, first, pages in reservation.pages:
+            tables = self._tables.setdefault(sequence, {key: _Table() for key in self.groups})
+            table = tables[group]
+            if not table.pages:
+                table.first = first
+            assert table.end == first, (sequence, group, table, first)
+            table.pages.extend(pages)
+
+    def release(self, sequence: int) -> None:
+        """Free all pages of a sequence on both tiers; a sequence without pages is fine."""
+        for owners, tiers in ((self._tables, self._device), (self._held, self._host)):
+            for group, table in owners.pop(sequence, {}).items():
+                tiers[group].give(table.pages)
+
+    def trim(self, sequence: int, computed: int) -> bool:
+        """Free pages that lie behind the window of every position >= `computed`; whether any was freed."""
+        freed = False
+        for group, table in self._tables[sequence].items():
+            behind = min(live_pages(group, computed, computed + 1).start, table.end) - table.first
+            if behind > 0:
+                self._device[group].give(table.pages[:behind])
+                del table.pages[:behind]
+                table.first += behind
+                freed = True
+        return freed
+
+    # The host tier
+
+    def hold(self, sequence: int) -> list[PageCopy]:
+        """Move a sequence to the host tier; the copies must be done before any page is handed out again."""
+        return self._move(sequence, (self._tables, self._device), (self._held, self._host))
+
+    def restore(self, sequence: int) -> list[PageCopy]:
+        """Move a sequence back to the device tier."""
+        return self._move(sequence, (self._held, self._host), (self._tables, self._device))
+
+    def _move(self, sequence: int, source: _Side, target: _Side) -> list[PageCopy]:
+        owners, tiers = source
+        new_owners, new_tiers = target
+        tables = owners[sequence]
+        for group, table in tables.items():
+            if len(table.pages) > len(new_tiers[group].free):
+                raise PoolExhausted(f"sequence {sequence} needs {len(table.pages)} pages of {group}, "
+                                    f"{len(new_tiers[group].free)} free")
+        copies: list[PageCopy] = []
+        moved: dict[GroupKey, _Table] = {}
+        for group, table in owners.pop(sequence).items():
+            pages = new_tiers[group].take(len(table.pages))
+            copies += [PageCopy(group, old, new) for old, new in zip(table.pages, pages, strict=True)]
+            tiers[group].give(table.pages)
+            moved[group] = _Table(table.first, pages)
+        new_owners[sequence] = moved
+        return copies
+
+    # Self-check
+
+    def check_integrity(self) -> None:
+        """Every page is free or owned, once; page 0 is neither; the counters balance."""
+        for owners, tiers in ((self._tables, self._device), (self._held, self._host)):
+            for group, tier in tiers.items():
+                owned = [page for tables in owners.values() for page in tables[group].pages]
+                assert sorted(owned + tier.free) == list(range(1, tier.usable + 1)), (group, owned, tier.free)
+                assert tier.allocated - tier.freed == len(owned), (group, tier.allocated, tier.freed, len(owned))
+        assert not self._tables.keys() & self._held.keys()
+
+
+_Side = tuple[dict[int, dict[GroupKey, _Table]], dict[GroupKey, _Tier]]
