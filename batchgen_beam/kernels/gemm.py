@@ -1,0 +1,75 @@
+"""Matrix products whose rows do not know each other.
+
+A GEMM library chooses its kernel, and with it the order of a dot product's sums, by the number of rows; a row's
+bits then depend on the batch.  Here every product has the same number of rows: the batch is cut into tiles of
+`tile_rows`, the last one filled up with zeros.  Does not know layers, caches or attention.
+
+Shape suffixes: T rows, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["PackedLinear", "has_prepacking", "in_tiles", "pack_linear"]
+
+
+def has_prepacking(device: torch.device) -> bool:
+    """Whether oneDNN's private prepacked product is there (CPU builds of torch with oneDNN).
+
+    At 32 rows it measured 2.4 times the rate of `F.linear` in float32 and 1.3 times in bfloat16.
+    """
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLinear:
+    """A `[N, K]` weight in the form the product wants; `prepacked` weights are opaque oneDNN blocks."""
+
+    weight: Tensor
+    bias_N: Tensor | None
+    outputs: int
+    prepacked: bool
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        """`x @ weight.T (+ bias)` in one product, [T, N]."""
+        if self.prepacked:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, self.weight, self.bias_N, "none", [], "")
+            return product
+        return F.linear(x_TK, self.weight, self.bias_N)
+
+
+def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor] | None, *, dtype: torch.dtype,
+                device: torch.device, tile_rows: int | None) -> PackedLinear:
+    """Weights of equal K stacked along N; prepacked for the tile where this torch can."""
+    weight_NK = torch.cat([w.to(device=device, dtype=dtype) for w in weights]).contiguous()
+    bias_N = None if biases is None else torch.cat([b.to(device=device, dtype=dtype) for b in biases])
+    outputs = weight_NK.shape[0]
+    prepacked = tile_rows is not None and has_prepacking(device)
+    if prepacked:
+        weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK, tile_rows)
+    return PackedLinear(weight=weight_NK, bias_N=bias_N, outputs=outputs, prepacked=prepacked)
+
+
+def in_tiles(x_TK: Tensor, linear: PackedLinear, tile_rows: int | None) -> Tensor:
+    """`linear(x)` in products of exactly `tile_rows` rows; None leaves the batch whole, which breaks the law."""
+    rows = x_TK.shape[0]
+    if rows == 0:
+        return x_TK.new_empty(0, linear.outputs)
+    if tile_rows is None:
+        return linear(x_TK)
+    x_TK = x_TK.contiguous()
+    rest = rows % tile_rows
+    tiles = [linear(x_TK[start : start + tile_rows]) for start in range(0, rows - rest, tile_rows)]
+    if rest:
+        last = x_TK.new_zeros(tile_rows, x_TK.shape[1])
+        last[:rest] = x_TK[rows - rest :]
+        tiles.append(linear(last)[:rest])
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles)

@@ -1,0 +1,114 @@
+"""The torch kernel set: every operation in plain torch, on any device; the reference of all other sets.
+
+Owns the law that a token's bits depend on its own row alone.  Products run in fixed row tiles (`gemm`), attention page
+by page (`paged_attention`), norms and activations line by line.  `exp` is the only transcendental in use: torch's
+`sigmoid` and `silu` take another code path for the last elements of an array, so their bits depend on its length.
+Does not know architectures, sequences or scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from batchgen_beam.kernels.gemm import PackedLinear, has_prepacking, in_tiles, pack_linear
+from batchgen_beam.kernels.paged_attention import QUERY_BLOCK, append_to_pages, paged_attention
+from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec
+
+__all__ = ["TILE_ROWS", "TorchKernels"]
+
+TILE_ROWS = 32
+
+
+class TorchKernels:
+    """Implements `models.interface.KernelSet`.  Cache layout: [pages, G, page_tokens, d].
+
+    `tile_rows` None runs products over the whole batch at once and so breaks the law; only tests that show the self-test
+    at work ask for it.
+    """
+
+    name = "torch"
+
+    def __init__(self, dtype: torch.dtype, *, device: torch.device = torch.device("cpu"),
+                 tile_rows: int | None = TILE_ROWS) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"the torch kernel set computes in float32 or bfloat16, not {dtype}")
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.tile_rows = tile_rows
+        self.recompute = "prefill" if self.device.type == "cpu" else "replay"
+
+    def facts(self) -> Mapping[str, object]:
+        """What decides the bits."""
+        return {
+            "kernels": self.name,
+            "device": self.device.type,
+            "capability": self._capability(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",
+            "tile_rows": self.tile_rows,
+            "query_block": QUERY_BLOCK,
+        }
+
+    def _capability(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return torch.backends.cpu.get_cpu_capability()
+
+    def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
+        """Zeroed pages [count, G, page_tokens, d], or state slots [count, *shape]."""
+        if spec.kind is CacheKind.STATE:
+            return torch.zeros(count, *spec.shape, dtype=spec.dtype, device=self.device)
+        heads, size = spec.shape
+        return torch.zeros(count, heads, page_tokens, size, dtype=spec.dtype, device=self.device)
+
+    def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedLinear:
+        """`[N_i, K]` weights stacked along N, in the run's dtype."""
+        return pack_linear(weights, biases, dtype=self.dtype, device=self.device, tile_rows=self.tile_rows)
+
+    def linear(self, x_TK: Tensor, weight: PackedLinear) -> Tensor:
+        """`x @ weight.T (+ bias)`, [T, N]; sums in float32, rounded once."""
+        return in_tiles(x_TK, weight, self.tile_rows)
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, float32 inside, rounded once."""
+        x = x_TD.float()
+        inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        return (x * inverse * weight_D.float()).to(x_TD.dtype)
+
+    def rope(self, x_THd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
+        """Rotary embedding on half-split pairs: (a, b) -> (a cos - b sin, b cos + a sin)."""
+        a, b = x_THd.float().chunk(2, -1)
+        cos, sin = cos_Td[:, None, :], sin_Td[:, None, :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x_THd.dtype)
+
+    def swiglu(self, gate_up_TN: Tensor) -> Tensor:
+        """`gate / (1 + exp(-gate)) * up`, [T, N / 2], float32 inside, rounded once."""
+        gate, up = gate_up_TN.chunk(2, -1)
+        g = gate.float()
+        return (g / (torch.exp(-g) + 1.0) * up.float()).to(gate_up_TN.dtype)
+
+    def append(self, cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:
+        """Write each token's entry at its position into the pages of its row."""
+        append_to_pages(cache, values_TGd, view.page_tables[spec.group], view)
+
+    def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
+                  view: BatchView, scale: float) -> Tensor:
+        """Causal (and windowed) attention of each token over its row's pages, [T, H, d]."""
+        return paged_attention(q_THd, keys, values, view, scale)
+
+    def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
+        """Rows of the embedding table, [T, D] in the run's dtype."""
+        return table_VD.index_select(0, token_ids_T).to(self.dtype)
+
+    def pack_head(self, weight_VD: Tensor) -> PackedLinear:
+        """The output projection kept in float32: on the CPU no product takes bfloat16 and gives float32."""
+        return pack_linear([weight_VD], None, dtype=torch.float32, device=self.device, tile_rows=self.tile_rows)
+
+    def head(self, x_WD: Tensor, weight: PackedLinear) -> Tensor:
+        """Float32 logits [W, V]."""
+        return in_tiles(x_WD.float(), weight, self.tile_rows)
