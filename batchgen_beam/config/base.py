@@ -94,8 +94,8 @@ class DecoderConfig(ModelConfig):
             raise CheckpointError(f"num_attention_heads {self.num_attention_heads} is no multiple of "
                                   f"num_key_value_heads {self.num_key_value_heads}")
         if self.hidden_act not in self.activations:
-            raise CheckpointError(f"hidden_act {self.hidden_act!r} is not supported for model type {self.model_type!r}; "
-                                  f"supported: {', '.join(self.activations)}")
+            raise CheckpointError(f"hidden_act {self.hidden_act!r} is not supported for model type "
+                                  f"{self.model_type!r}; supported: {', '.join(self.activations)}")
 
     def _derive_head_dim(self) -> None:
         if self.hidden_size % self.num_attention_heads:
