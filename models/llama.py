@@ -55,10 +55,10 @@ class LlamaLayer:
         heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         normed_TD = kernels.rms_norm(x.hidden_TD, self._attention_norm_D, config.rms_norm_eps)
         qkv_TN = kernels.linear(normed_TD, self._qkv)
-        qk_TN, v_TN = qkv_TN.split([(heads + groups) * size, groups * size], dim=1)
-        qk_THd = kernels.rope(qk_TN.unflatten(1, (heads + groups, size)), x.carries["cos_Tf"], x.carries["sin_Tf"])
+        qk_TN, v_TN = qkv_TN[:, :(heads + groups) * size], qkv_TN[:, (heads + groups) * size:]
+        qk_THd = kernels.rope(qk_TN.view(-1, heads + groups, size), x.carries["cos_Tf"], x.carries["sin_Tf"])
         kernels.append(cache["k"], qk_THd[:, heads:], self._keys, view)
-        kernels.append(cache["v"], v_TN.unflatten(1, (groups, size)), self._values, view)
+        kernels.append(cache["v"], v_TN.view(-1, groups, size), self._values, view)
         mixed_THd = kernels.attention(qk_THd[:, :heads], (self._keys, cache["k"]), (self._values, cache["v"]), view,
                                       size ** -0.5)
         return LayerState(x.hidden_TD + kernels.linear(mixed_THd.flatten(1), self._out), x.carries)

@@ -16,7 +16,10 @@ __all__ = ["FakeConfig"]
 @register_config("batchgen_fake")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeConfig(ModelConfig):
-    """`kind` is the cache kind of all layers; `window` (tokens) is used by `windowed` alone."""
+    """`kind` is the cache kind of all layers; `window` (tokens) is used by `windowed` alone.
+
+    About one token in `eos_every` is the first of `eos_token_ids`; 0 or no such id: never.
+    """
 
     kinds: ClassVar[tuple[str, ...]] = ("paged", "windowed", "state")
 
@@ -29,6 +32,7 @@ class FakeConfig(ModelConfig):
     eos_token_ids: tuple[int, ...] = eos_field()
     kind: str = "paged"
     window: int = 128
+    eos_every: int = json_field(64, least=0)
 
     def __post_init__(self) -> None:
         if self.kind not in self.kinds:
