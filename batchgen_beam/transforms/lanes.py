@@ -1,0 +1,157 @@
+"""Rows to lanes: few, long, evenly filled streams of row chunks, the keys of the stateful step.
+
+Owns how many lanes a run has, which lane a row goes to, and the size of a chunk.  Does not know the engine or files.
+A row's lane comes from the SHA-256 of its key, never from Python's seeded `hash`, so that every process agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import apache_beam as beam
+from apache_beam.coders import Coder, registry
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+from batchgen_beam.errors import OptionError
+from batchgen_beam.records import Prompt, RowKey
+from batchgen_beam.transforms.lane_names import MAX_LANES, lane_name
+
+__all__ = ["CHUNK_BYTES", "CHUNK_ROWS", "PromptChunk", "PromptChunkCoder", "ToLanes", "lane_count", "lane_of",
+           "split_chunks"]
+
+CHUNK_ROWS = 256
+CHUNK_BYTES = 4 << 20
+LANES_PER_SLOT = 4
+ROWS_PER_LANE_FACTOR = 10
+"""A lane should hold this many times the rows that an engine runs at once: each lane pays its own long tail."""
+
+_PROMPT_OVERHEAD = 200
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Rows that travel together to one lane."""
+
+    prompts: tuple[Prompt, ...]
+
+
+class PromptChunkCoder(Coder):
+    """Chunks as pickles: token arrays keep 4 bytes a token, equal parameter objects are written once."""
+
+    def encode(self, value: PromptChunk) -> bytes:
+        """The chunk's bytes."""
+        return pickle.dumps(value.prompts, protocol=5)
+
+    def decode(self, encoded: bytes) -> PromptChunk:
+        """The inverse of `encode`."""
+        return PromptChunk(pickle.loads(encoded))
+
+    def is_deterministic(self) -> bool:
+        """Chunks are values, never keys."""
+        return False
+
+    def to_type_hint(self) -> type[PromptChunk]:
+        """The type this coder is registered for."""
+        return PromptChunk
+
+
+registry.register_coder(PromptChunk, PromptChunkCoder)
+
+
+def lane_count(requested: int, *, slots: int, rows: int | None, capacity: int) -> int:
+    """How many lanes a run uses.
+
+    `requested` (0: decide here) wins.  Otherwise 4 for each of the runner's `slots`, but fewer where `rows` (None:
+    unknown) spread over so many lanes would leave a lane under 10 times the engine's `capacity`.
+    """
+    if not 0 <= requested <= MAX_LANES:
+        raise OptionError(f"--lanes={requested}: between 1 and {MAX_LANES} lanes are supported, 0 lets the job decide")
+    if requested:
+        return requested
+    wanted = LANES_PER_SLOT * slots
+    if rows is not None:
+        wanted = min(wanted, rows // (ROWS_PER_LANE_FACTOR * capacity))
+    return min(max(wanted, 1), MAX_LANES)
+
+
+def lane_of(key: RowKey, lanes: int) -> str:
+    """The lane of a row among `lanes`."""
+    digest = hashlib.sha256(key.text.encode()).digest()
+    return lane_name(int.from_bytes(digest[:8], "big") % lanes)
+
+
+def _weight(prompt: Prompt) -> int:
+    return 4 * len(prompt.token_ids) + _PROMPT_OVERHEAD
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The rows of one lane that wait for their chunk to fill."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    weight: int = 0
+
+    def fits(self, prompt: Prompt) -> bool:
+        return len(self.prompts) < CHUNK_ROWS and self.weight + _weight(prompt) <= CHUNK_BYTES
+
+    def add(self, prompt: Prompt) -> None:
+        self.prompts.append(prompt)
+        self.weight += _weight(prompt)
+
+    def take(self) -> PromptChunk:
+        chunk = PromptChunk(tuple(self.prompts))
+        self.prompts, self.weight = [], 0
+        return chunk
+
+
+class ChunkByLane(beam.DoFn):
+    """Prompts of one bundle, gathered by lane into chunks of at most 256 rows or 4 MiB (a larger row goes alone)."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+
+    def start_bundle(self) -> None:
+        """No row outlives its bundle here."""
+        self._buffers: dict[str, _Buffer] = {}
+
+    def process(self, prompt: Prompt) -> Iterator[tuple[str, PromptChunk]]:
+        """The lane's chunk, once the prompt no longer fits into it."""
+        lane = lane_of(prompt.key, self._lanes)
+        buffer = self._buffers.setdefault(lane, _Buffer())
+        if buffer.prompts and not buffer.fits(prompt):
+            yield lane, buffer.take()
+        buffer.add(prompt)
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        """What is left, lane by lane."""
+        window = GlobalWindow()
+        for lane, buffer in sorted(self._buffers.items()):
+            yield WindowedValue((lane, buffer.take()), window.start, [window])
+
+
+class ToLanes(beam.PTransform):
+    """Prompt -> (lane, PromptChunk), keys typed as text so that every runner encodes them alike."""
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__()
+        self._lanes = lanes
+
+    def expand(self, prompts: beam.PCollection) -> beam.PCollection:
+        """See the class."""
+        chunks = beam.ParDo(ChunkByLane(self._lanes)).with_output_types(tuple[str, PromptChunk])
+        return prompts | "ChunkByLane" >> chunks
+
+
+def split_chunks(prompts: Sequence[Prompt]) -> Iterator[PromptChunk]:
+    """The same rows as chunks within the limits, in order."""
+    buffer = _Buffer()
+    for prompt in prompts:
+        if buffer.prompts and not buffer.fits(prompt):
+            yield buffer.take()
+        buffer.add(prompt)
+    if buffer.prompts:
+        yield buffer.take()

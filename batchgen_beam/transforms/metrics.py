@@ -1,0 +1,81 @@
+"""What is counted about rows: Beam metrics, whose names are frozen by a contract test, and the process's own tally.
+
+Both count attempts: a bundle that runs twice is counted twice.  The counts of a run come from its collections.
+Does not know the engine's internals or files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from apache_beam.metrics import Metrics
+
+from batchgen_beam.errors import ErrorCode
+from batchgen_beam.records import Answer, Failure
+
+__all__ = ["ALL_METRICS", "BATCH_FILL", "GENERATED_TOKENS", "LOAD_MSECS", "NAMESPACE", "PROMPT_TOKENS", "ROWS_ANSWERED",
+           "ROWS_FAILED", "RowMetrics", "Tally", "failure_counter"]
+
+NAMESPACE = "batchgen_beam"
+
+ROWS_ANSWERED = "rows_answered"
+ROWS_FAILED = "rows_failed"
+PROMPT_TOKENS = "prompt_tokens"
+GENERATED_TOKENS = "generated_tokens"
+LOAD_MSECS = "model_load_msecs"
+"""Distribution: one sample for each engine that was loaded; its count is the number of loads."""
+BATCH_FILL = "batch_fill_percent"
+"""Distribution: one sample for each lane that was finished, the engine's mean fill so far."""
+
+
+def failure_counter(code: ErrorCode) -> str:
+    """The name of the counter of one failure code."""
+    return f"{ROWS_FAILED}_{code.value.lower()}"
+
+
+ALL_METRICS = (ROWS_ANSWERED, ROWS_FAILED, PROMPT_TOKENS, GENERATED_TOKENS, LOAD_MSECS, BATCH_FILL,
+               *(failure_counter(code) for code in ErrorCode))
+
+
+class Tally:
+    """Rows that this process has let out, for progress files; any thread may count and read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answered = 0
+        self._failed: Counter[str] = Counter()
+
+    def count(self, answer: Answer) -> None:
+        """One more row."""
+        with self._lock:
+            if isinstance(answer, Failure):
+                self._failed[answer.code.value] += 1
+            else:
+                self._answered += 1
+
+    def read(self) -> tuple[int, dict[str, int]]:
+        """Answered rows, and failed rows by code."""
+        with self._lock:
+            return self._answered, dict(self._failed)
+
+
+class RowMetrics:
+    """The Beam counters of a step whose rows end there."""
+
+    def __init__(self) -> None:
+        self._answered = Metrics.counter(NAMESPACE, ROWS_ANSWERED)
+        self._failed = Metrics.counter(NAMESPACE, ROWS_FAILED)
+        self._prompt_tokens = Metrics.counter(NAMESPACE, PROMPT_TOKENS)
+        self._generated_tokens = Metrics.counter(NAMESPACE, GENERATED_TOKENS)
+        self._codes = {code: Metrics.counter(NAMESPACE, failure_counter(code)) for code in ErrorCode}
+
+    def count(self, answer: Answer) -> None:
+        """One more row; call from a DoFn's own thread."""
+        if isinstance(answer, Failure):
+            self._failed.inc()
+            self._codes[answer.code].inc()
+        else:
+            self._answered.inc()
+            self._prompt_tokens.inc(answer.prompt_tokens)
+            self._generated_tokens.inc(answer.completion_tokens)

@@ -1,0 +1,150 @@
+"""Command-line flags of the job: one table, read by Beam's option parser, the help text and the contract test.
+
+Owns names, values and defaults of our flags and the refusal of unknown ones.  Beam's own flags (`--runner`, ...) mix
+with ours.  Does not know what a flag does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+# Beam offers no public parser of all its options; the name is stable within the pinned release.
+from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
+
+from batchgen_beam.errors import OptionError
+from batchgen_beam.settings import DTYPES
+
+__all__ = ["OPTIONS", "BatchgenOptions", "Option", "parse_options", "parse_size"]
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `2GiB`, `1.5GB`, `512MiB` or `1048576`."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes or a number with KiB, MiB, GiB, KB, MB, GB")
+    return int(float(match[1]) * factor)
+
+
+def _number(kind: type[int] | type[float], what: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} holds an empty column name")
+    return names
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown; use one of {', '.join(DTYPES)}")
+    return text
+
+
+_integer = _number(int, "integer")
+_real = _number(float, "number")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One flag.  `parse` None: a switch.  `repeat`: may be given several times, values are gathered."""
+
+    flag: str
+    parse: Callable[[str], Any] | None
+    help: str
+    value: str = ""
+    default: Any = None
+    repeat: bool = False
+
+    @property
+    def name(self) -> str:
+        """The attribute under which Beam keeps the value."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the flag."""
+        if self.parse is None:
+            parser.add_argument(self.flag, action="store_true", default=False, help=self.help)
+        else:
+            action = "append" if self.repeat else "store"
+            parser.add_argument(self.flag, type=self.parse, default=self.default, action=action,
+                                metavar=self.value or None, help=self.help)
+
+
+OPTIONS = (
+    Option("--input", str, "Parquet or JSONL: a file, folder or pattern; may be repeated", "PATTERN", repeat=True),
+    Option("--output", str, "folder for results, failures and the run's report", "FOLDER"),
+    Option("--model", str, "a model folder (config.json, safetensors, tokenizer.json) or a GGUF file", "PATH"),
+    Option("--model-cache", str, "where converted GGUF files are kept", "FOLDER", ".cache/converted"),
+    Option("--chat-template", str, "a Jinja file that replaces the model's chat template", "FILE"),
+    Option("--dtype", _dtype, f"arithmetic: {' or '.join(DTYPES)}", "NAME", "bfloat16"),
+    Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the process's cores", "N", 0),
+    Option("--max-rows", _integer, "rows that one engine runs at once", "N", 256),
+    Option("--step-tokens", _integer, "tokens of one forward pass", "N", 512),
+    Option("--prefill-chunk", _integer, "prompt tokens of one row in a forward pass; 0: the whole prompt", "N", 256),
+    Option("--kv-memory", parse_size, "memory for KV pages; default: a quarter of what is free", "SIZE"),
+    Option("--kv-host-memory", parse_size, "memory of the second KV tier, for held rows; 0: off", "SIZE", 0),
+    Option("--max-context", _integer, "prompt + answer tokens of a row; default: the model's limit", "N"),
+    Option("--temperature", _real, "where a row has none; default: the model's generation_config.json, else 1", "X"),
+    Option("--top-k", _integer, "where a row has none; 0: off", "N"),
+    Option("--top-p", _real, "where a row has none", "X"),
+    Option("--max-tokens", _integer, "answer tokens where a row has none; default: up to the context", "N"),
+    Option("--seed", _integer, "seed of rows that bring none", "N", 0),
+    Option("--logprobs", _integer, "alternatives to report for each token, 0 to 20", "N", 0),
+    Option("--id-column", str, "the rows' ids; without such a column ids are made from positions", "NAME", "uuid"),
+    Option("--prompt-column", str, "plain prompts", "NAME", "prompt"),
+    Option("--messages-column", str, "chat messages: a list of turns, or its JSON text", "NAME", "messages"),
+    Option("--token-ids-column", str, "prompts as token ids", "NAME", "token_ids"),
+    Option("--keep-columns", _names, "columns to copy into the results, comma-separated", "NAMES", ()),
+    Option("--ignore-columns", _names, "columns that are no parameters though they are named so", "NAMES", ()),
+    Option("--lanes", _integer, "streams of rows; 0: 4 for each worker slot, fewer for small inputs", "N", 0),
+    Option("--limit", _integer, "read only the first N rows", "N"),
+    Option("--allow-failures", None, "exit 0 although rows failed"),
+    Option("--new-fingerprint", None, "replace results that were made with other settings"),
+    Option("--progress-interval", _real, "seconds between two progress reports of a worker", "SECONDS", 10.0),
+)
+
+
+class BatchgenOptions(PipelineOptions):
+    """Our flags as Beam pipeline options."""
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        for option in OPTIONS:
+            option.add_to(parser)
+
+
+class _StrictParser(_BeamArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message)
+
+
+def parse_options(flags: Sequence[str]) -> BatchgenOptions:
+    """The options that `flags` give, ours and Beam's.
+
+    Raises `OptionError` for an unknown flag and for a value that its flag does not take, both by name: Beam alone
+    would go on with a warning.
+    """
+    parser = _StrictParser(allow_abbrev=False, add_help=False)
+    for cls in dict.fromkeys(PipelineOptions.__subclasses__()):
+        cls._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(flags))
+    if unknown:
+        raise OptionError(f"unknown flag or stray value: {' '.join(unknown)}; see batchgen-beam run --help")
+    return BatchgenOptions(list(flags))
