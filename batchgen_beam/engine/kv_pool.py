@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from batchgen_beam.engine.paging import PageCounts, live_pages
-from batchgen_beam.models.caches import GroupKey
+from batchgen_beam.models.caches import CacheKind, GroupKey
+from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["KVPool", "PageCopy", "PoolExhausted", "Reservation"]
 
@@ -111,6 +112,11 @@ class KVPool:
         """First logical page, and the device pages from there on."""
         table = self._tables[sequence][group]
         return table.first, table.pages
+
+    def capacity(self, sequence: int) -> int | None:
+        """Positions that the sequence's device pages cover; None if no group of it grows with the context."""
+        ends = [table.end for group, table in self._tables[sequence].items() if group.kind is not CacheKind.STATE]
+        return min(ends) * PAGE_TOKENS if ends else None
 
     # Reserve, commit, release
 

@@ -1,0 +1,59 @@
+"""How many pages the KV budget buys.  Pure arithmetic over what the layers declare; allocates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from batchgen_beam.engine.paging import live_pages
+from batchgen_beam.errors import OptionError
+from batchgen_beam.models.caches import CacheKind, GroupKey
+from batchgen_beam.models.interface import CacheSpec, Model
+from batchgen_beam.settings import PAGE_TOKENS, EngineSettings
+
+__all__ = ["PageBudget", "page_budget"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBudget:
+    """Pages of each group on both tiers, the zero page included; `context_limit` in tokens."""
+
+    device: dict[GroupKey, int]
+    host: dict[GroupKey, int]
+    page_bytes: dict[GroupKey, int]
+    context_limit: int
+
+
+def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
+    """State slots for `max_rows` first; the rest is shared over the paged groups in the proportion of one full row.
+
+    No group gets more than `max_rows` rows of the context limit need.  `OptionError` if not even one row fits.
+    """
+    page_bytes = _page_bytes([layer.cache_spec() for layer in model.layers])
+    context = min(model.context_limit, settings.max_context or model.context_limit)
+    slot_bytes = sum(size for group, size in page_bytes.items() if group.kind is CacheKind.STATE)
+    row = {group: len(live_pages(group, 0, context)) for group in page_bytes if group.kind is not CacheKind.STATE}
+    row_bytes = sum(pages * page_bytes[group] for group, pages in row.items())
+    least = row_bytes + settings.max_rows * slot_bytes
+    if least > settings.kv_memory:
+        raise OptionError(
+            f"one row of {context} tokens (and {settings.max_rows} state slots of {slot_bytes} bytes) needs {least} "
+            f"bytes of KV and --kv-memory is {settings.kv_memory}; raise --kv-memory or lower --max-context")
+
+    def tier(memory: int) -> dict[GroupKey, int]:
+        rows = (memory - settings.max_rows * slot_bytes) / row_bytes if row_bytes else settings.max_rows
+        rows = max(0.0, min(rows, settings.max_rows)) if memory else 0
+        states = settings.max_rows if memory else 0
+        return {group: 1 + (int(rows * row[group]) if group in row else states) for group in page_bytes}
+
+    return PageBudget(device=tier(settings.kv_memory), host=tier(settings.kv_host_memory), page_bytes=page_bytes,
+                      context_limit=context)
+
+
+def _page_bytes(specs: Sequence[Sequence[CacheSpec]]) -> dict[GroupKey, int]:
+    sizes: dict[GroupKey, int] = {}
+    for spec in (spec for layer in specs for spec in layer):
+        items = prod(spec.shape) * (1 if spec.kind is CacheKind.STATE else PAGE_TOKENS)
+        sizes[spec.group] = sizes.get(spec.group, 0) + items * spec.dtype.itemsize
+    return sizes

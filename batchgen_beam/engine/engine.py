@@ -1,0 +1,270 @@
+"""The engine: submit rows, step, collect answers.
+
+One `step` is: plan, apply the plan, one forward pass, sample, visit the rows that reached an event.  The pure scheduler
+decides, `LiveRows` carries out, the executor computes.  Knows token ids only; not threads, text, files or Beam.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import numpy as np
+from torch import Tensor
+
+from batchgen_beam.engine.batch import PackedBatch, pack
+from batchgen_beam.engine.budget import page_budget
+from batchgen_beam.engine.executor import Executor
+from batchgen_beam.engine.kv_pool import KVPool
+from batchgen_beam.engine.live_rows import LiveRows, view_of
+from batchgen_beam.engine.paging import page_counts
+from batchgen_beam.engine.sampler import sample
+from batchgen_beam.engine.scheduler import Plan, PrefillChunk, Schedule, Snapshot, schedule
+from batchgen_beam.engine.sequence import Sequence as RowSequence
+from batchgen_beam.engine.sequence import Status, Wish
+from batchgen_beam.engine.slots import Ints, SlotTable
+from batchgen_beam.engine.stats import Counters, EngineFacts, EngineStats
+from batchgen_beam.errors import ErrorCode, RowError
+from batchgen_beam.models.interface import KernelSet, Model
+from batchgen_beam.records import Answer, ContinuationRecord, Failure, Outcome, Prompt
+from batchgen_beam.settings import EngineSettings
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Sequences, their pages and a model.  Not safe for several threads: the `Driver` owns it."""
+
+    def __init__(self, model: Model, kernels: KernelSet, settings: EngineSettings, facts: EngineFacts, *,
+                 schedule: Schedule = schedule, clock: Callable[[], float] = time.monotonic) -> None:
+        """`OptionError` if the KV memory does not hold one row of the context limit."""
+        budget = page_budget(model, settings)
+        self.settings = settings
+        self.context_limit = budget.context_limit
+        self._facts = facts
+        self._vocabulary = model.vocab_size
+        self._executor = Executor(model, kernels, budget)
+        self._pool = KVPool(budget.device, budget.host)
+        self._table = SlotTable(settings.max_rows, self._pool.groups, facts.eos_ids, model.vocab_size)
+        self._live = LiveRows(self._pool, self._table, self._executor)
+        self._schedule = schedule
+        self._clock = clock
+        self._queue: deque[RowSequence] = deque()
+        self._answers: list[Answer] = []
+        self._next_id = 0
+        self._changed = True
+        self._count = Counters()
+
+    # In and out
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a row.  One that can never run becomes its failure at once."""
+        try:
+            limit = self._limit(prompt)
+        except RowError as error:
+            self._answer(Failure(key=prompt.key, code=error.code, message=error.message))
+            return
+        self._enqueue(RowSequence(self._next_id, prompt, limit=limit, content_print=self._facts.content_print,
+                                  numeric_print=self._facts.numeric_print, now=self._clock()))
+
+    def resume(self, record: ContinuationRecord) -> None:
+        """Queue a suspended row; it goes on with the same bits.  `ValueError` for a record of another print."""
+        for name in ("content_print", "numeric_print"):
+            theirs, ours = getattr(record, name), getattr(self._facts, name)
+            if theirs != ours:
+                raise ValueError(f"continuation of {name} {theirs!r} can't go on under {ours!r}")
+        limit = self._limit(Prompt(key=record.key, token_ids=record.prompt_ids, params=record.params))
+        self._enqueue(RowSequence.resume(self._next_id, record, limit=limit, now=self._clock()))
+
+    def _enqueue(self, row: RowSequence) -> None:
+        self._next_id += 1
+        row.advance()
+        self._queue.append(row)
+        self._changed = True
+
+    def _limit(self, prompt: Prompt) -> int:
+        """The greatest context that the row may reach; `RowError` if it can't run."""
+        length = len(prompt.token_ids)
+        if length >= self.context_limit:
+            raise RowError(ErrorCode.PROMPT_TOO_LONG,
+                           f"the prompt has {length} tokens; the context limit is {self.context_limit} "
+                           f"and one place is needed for the answer")
+        least, most = min(prompt.token_ids), max(prompt.token_ids)
+        if least < 0 or most >= self._vocabulary:
+            raise RowError(ErrorCode.INVALID_ROW, f"token ids {least}..{most} are outside 0..{self._vocabulary - 1}")
+        limit = min(self.context_limit, length + (prompt.params.max_tokens or self.context_limit))
+        need = page_counts(self._pool.groups, 0, limit)
+        if any(wanted > usable for wanted, usable in zip(need, self._pool.usable, strict=True)):
+            raise RowError(ErrorCode.CAPACITY_EXCEEDED,
+                           f"{limit} tokens need {sum(need)} KV pages, the pool has {sum(self._pool.usable)}")
+        return limit
+
+    def poll(self) -> list[Answer]:
+        """Answers since the last call, in the order in which they were found."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def suspend_all(self) -> list[ContinuationRecord]:
+        """Every unanswered row in its portable form, oldest first; the engine is empty afterwards."""
+        admitted = [self._live.rows[seq_id] for seq_id in sorted(self._live.rows)]
+        for row in admitted:
+            if row.seq_id in self._live.slot_of:
+                self._live.sync(row)
+        records = [row.suspend() for row in (*admitted, *self._queue)]
+        for row in admitted:
+            self._live.forget(row)
+        self._queue.clear()
+        return records
+
+    # The loop
+
+    def step(self) -> bool:
+        """One forward pass over all running rows and the planned prompt chunks; False when there is nothing to do."""
+        if not (self._live.rows or self._queue):
+            return False
+        started = self._clock()
+        plan = self._plan()
+        self._apply(plan)
+        batch = pack(self._table, self._live.slot_of, plan.prefill)
+        if len(batch.slots_R):
+            bad = self._sample(batch, self._executor.forward(batch))
+            self._visit(batch, plan.prefill, bad)
+        self._count.steps += 1
+        self._count.row_steps += len(batch.slots_R)
+        self._count.busy_seconds += self._clock() - started
+        return True
+
+    def _plan(self) -> Plan:
+        """Nothing new can be decided while no row has met an event and none has come."""
+        if not self._changed:
+            return Plan()
+        self._changed = False
+        return self._schedule(Snapshot(
+            rows=tuple(self._live.views.values()),
+            queue=tuple(view_of(row, self._pool) for row in islice(self._queue, self._table.free)),
+            groups=self._pool.groups,
+            free=self._pool.free,
+            free_host=self._pool.free_host,
+            free_slots=self._table.free,
+            step_tokens=self.settings.step_tokens,
+            prefill_chunk=self.settings.prefill_chunk,
+        ))
+
+    def _apply(self, plan: Plan) -> None:
+        rows = self._live.rows
+        for seq_id in plan.hold:
+            self._live.hold(rows[seq_id])
+        for seq_id in plan.evict:
+            self._live.evict(rows[seq_id])
+        self._live.extend([rows[seq_id] for seq_id in plan.extend])
+        self._live.restore([rows[seq_id] for seq_id in plan.restore])
+        self._admit(plan.admit)
+        self._count.holds += len(plan.hold)
+        self._count.evictions += len(plan.evict)
+        self._changed |= bool(plan.hold or plan.evict)
+
+    def _admit(self, ids: Sequence[int]) -> None:
+        """Evicted rows by id, new ones from the head of the queue; the queue shrinks once their pages are theirs."""
+        queued = {row.seq_id: row for row in islice(self._queue, len(ids))}
+        self._live.admit([self._live.rows.get(seq_id) or queued[seq_id] for seq_id in ids])
+        for _ in range(sum(seq_id in queued for seq_id in ids)):
+            self._queue.popleft().started = self._clock()
+
+    def _sample(self, batch: PackedBatch, logits_WV: Tensor) -> Ints:
+        """One token for every row whose context is computed; returns the slots whose logits are not finite."""
+        slots = batch.slots_R[batch.sampled_R]
+        if not len(slots):
+            return slots
+        sampled = sample(logits_WV, self._live.lines.take(slots), self._table.context[slots],
+                         self._facts.text_vocabulary)
+        self._table.record(slots, sampled.ids_W, sampled.logprobs_W, sampled.top_ids_Wk, sampled.top_logprobs_Wk)
+        self._count.generated_tokens += len(slots) - int(sampled.bad_W.sum())
+        return slots[sampled.bad_W]
+
+    # Events
+
+    def _visit(self, batch: PackedBatch, chunks: Sequence[PrefillChunk], bad: Ints) -> None:
+        """Answer bad rows, then advance every row whose prefill went on, whose page is full, or that ended."""
+        for slot in bad:
+            row = self._row(slot)
+            self._answer(Failure(key=row.key, code=ErrorCode.NUMERIC_ERROR, message="the model's logits are not finite"))
+            row.become(Status.FAILED)
+            self._live.forget(row)
+        for chunk in chunks:
+            if (row_or_none := self._live.rows.get(chunk.seq_id)) is not None:
+                self._advance_prefill(row_or_none, chunk)
+        decoded = batch.slots_R[: len(batch.slots_R) - len(chunks)]
+        for slot in self._table.due(np.setdiff1d(decoded, bad)):
+            self._advance(self._row(slot))
+
+    def _advance_prefill(self, row: RowSequence, chunk: PrefillChunk) -> None:
+        before = row.recomputed
+        row.computed_to(chunk.start + chunk.count)
+        self._count.prefilled_tokens += chunk.count
+        self._count.recomputed_tokens += row.recomputed - before
+        self._advance(row)
+
+    def _advance(self, row: RowSequence) -> None:
+        self._changed = True
+        self._count.events += 1
+        if self._live.visit(row) is Wish.DONE:
+            self._answer(self._outcome(row))
+            row.become(Status.DONE)
+            self._live.forget(row)
+
+    def _row(self, slot: int) -> RowSequence:
+        row = self._table.sequences[slot]
+        assert row is not None, slot
+        return row
+
+    def _outcome(self, row: RowSequence) -> Outcome:
+        assert row.finish_reason is not None
+        return Outcome(
+            key=row.key, choice_index=row.choice_index, token_ids=row.generated, finish_reason=row.finish_reason,
+            prompt_tokens=len(row.prompt_ids), logprobs=row.logprobs, params=row.params,
+            content_print=row.content_print, numeric_print=row.numeric_print,
+            queue_seconds=row.started - row.submitted, generate_seconds=self._clock() - row.started)
+
+    def _answer(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        if isinstance(answer, Failure):
+            self._count.failures[answer.code] = self._count.failures.get(answer.code, 0) + 1
+        else:
+            self._count.rows_done += 1
+            self._count.prompt_tokens += answer.prompt_tokens
+
+    # What there is
+
+    def stats(self) -> EngineStats:
+        """A reading of the sums and of what is under way."""
+        count = self._count
+        capacity = self.settings.max_rows
+        return EngineStats(
+            rows_done=count.rows_done,
+            rows_failed=sum(count.failures.values()),
+            failures=dict(count.failures),
+            queued=len(self._queue),
+            active=len(self._live.slot_of),
+            waiting=len(self._live.rows) - len(self._live.slot_of),
+            capacity=capacity,
+            prompt_tokens=count.prompt_tokens,
+            generated_tokens=count.generated_tokens,
+            prefilled_tokens=count.prefilled_tokens,
+            recomputed_tokens=count.recomputed_tokens,
+            holds=count.holds,
+            evictions=count.evictions,
+            pages_used=sum(self._pool.usable) - sum(self._pool.free),
+            pages_total=sum(self._pool.usable),
+            steps=count.steps,
+            forward_calls=self._executor.forward_calls,
+            busy_seconds=count.busy_seconds,
+            events=count.events,
+            fill=count.row_steps / (count.steps * capacity) if count.steps else 0.0,
+        )
+
+    def check_integrity(self) -> None:
+        """Pages, slots, rows and queue agree; nothing is leaked."""
+        self._live.check_integrity()
+        assert all(row.status is Status.QUEUED for row in self._queue)
