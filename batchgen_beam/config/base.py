@@ -32,8 +32,8 @@ def eos_field(*ids: int) -> Any:
 
 
 def _read_quantization(source: JsonObject, default: None) -> str | None:
-    found = source.child("quantization_config")
-    if found is None:
+    found = source.child("quantization_config") or source.child("compression_config")
+    if found is None or not found.values:
         return None
     return str(found.values.get("quant_method") or "unnamed method")
 

@@ -29,7 +29,6 @@ _NEEDS = {
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 _TAKES = {
-    "dynamic": ("original_max_position_embeddings",),
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("factor", "attention_factor"),
 }
@@ -44,6 +43,7 @@ class RopeParameters:
 
     yarn (arXiv:2309.00071): `mscale` and `mscale_all_dim` given and not 0 decide the attention factor unless
     `attention_factor` is set; `truncate` rounds the ramp's bounds to whole dimensions.
+    dynamic: the original length is the file's `max_position_embeddings`, as in the reference.
     llama3: wavelengths over `original / low_freq_factor` are stretched by `factor`, under `original / high_freq_factor`
     kept, between them blended.
     """
@@ -145,6 +145,9 @@ def _kind(rope: JsonObject, kinds: tuple[str, ...]) -> str:
 
 def _original_length(source: JsonObject, rope: JsonObject, kind: str) -> dict[str, int]:
     key = "original_max_position_embeddings"
+    if kind == "dynamic":
+        found = source.read("max_position_embeddings", int, 1)
+        return {} if found is None else {key: found}
     if key not in _NEEDS[kind]:
         return {}
     inner, outer = _read(rope, key), _read(source, key)

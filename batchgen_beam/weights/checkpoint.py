@@ -1,0 +1,106 @@
+"""Whether a folder is a checkpoint that can be run, decided from names, headers and config.json alone.
+
+Owns the refusals: each names the thing and the remedy.  Loads no tensor; only the bytes of a stored output projection
+beside tied embeddings are compared.  Does not know torch, kernels or Beam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchgen_beam.config.base import ModelConfig
+from batchgen_beam.config.model_registry import load_config, require_supported
+from batchgen_beam.errors import CheckpointError
+from batchgen_beam.weights.headers import TensorFacts
+from batchgen_beam.weights.name_tables import EMBEDDING, HEAD, Parameter, expected_parameters, ignored_names
+from batchgen_beam.weights.shards import read_tensors
+
+__all__ = ["CheckpointFacts", "check_checkpoint"]
+
+_PLAIN = ("F32", "BF16", "F16")
+_SCALES = ("_scale", "_scale_inv", "_scales")
+_COMPARE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """A checkpoint that passed.  `tensors` maps parameters, in order of the layers, to what fills
+    them; `ignored` tensors are stored and never read."""
+
+    folder: Path
+    config: ModelConfig
+    tensors: Mapping[str, TensorFacts]
+    ignored: tuple[str, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all parameters as stored."""
+        return sum(tensor.end - tensor.start for tensor in self.tensors.values())
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The stored number formats, sorted."""
+        return tuple(sorted({tensor.dtype for tensor in self.tensors.values()}))
+
+
+def check_checkpoint(folder: Path) -> CheckpointFacts:
+    """The facts of a complete, consistent and supported checkpoint; any fault is a `CheckpointError` by name."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder; a model is a folder with config.json and safetensors")
+    config = load_config(str(folder))
+    if config.quantization is not None:
+        raise CheckpointError(f"{folder} is quantised by {config.quantization!r}, which is not supported; "
+                              "use the model's unquantised checkpoint")
+    require_supported(config)
+    parameters = expected_parameters(config)
+    if not parameters:
+        return CheckpointFacts(folder=folder, config=config, tensors={}, ignored=())
+    stored = read_tensors(folder)
+    _check_dtypes(stored)
+    try:
+        ignored = ignored_names(config, parameters, stored)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    _check_shapes(parameters, stored)
+    if HEAD in ignored:
+        _check_tied_head(stored[EMBEDDING], stored[HEAD])
+    tensors = {parameter.name: stored[parameter.stored] for parameter in parameters}
+    return CheckpointFacts(folder=folder, config=config, tensors=tensors, ignored=ignored)
+
+
+def _check_dtypes(stored: Mapping[str, TensorFacts]) -> None:
+    for name, tensor in stored.items():
+        if tensor.dtype not in _PLAIN:
+            scales = [name + end for end in _SCALES if name + end in stored]
+            partner = f"with its scale {scales[0]}" if scales else "without any scale"
+            raise CheckpointError(f"{name} in {tensor.file} is stored as {tensor.dtype} {partner}, and config.json "
+                                  f"names no quantization method; plain weights are {', '.join(_PLAIN)}")
+
+
+def _check_shapes(parameters: Iterable[Parameter], stored: Mapping[str, TensorFacts]) -> None:
+    for parameter in parameters:
+        tensor = stored[parameter.stored]
+        if tensor.shape != parameter.shape:
+            raise CheckpointError(f"{tensor.name} in {tensor.file} has shape {list(tensor.shape)}, config.json asks "
+                                  f"for {list(parameter.shape)}")
+
+
+def _check_tied_head(embedding: TensorFacts, head: TensorFacts) -> None:
+    if not _same_bytes(embedding, head):
+        raise CheckpointError(f"{HEAD} in {head.file} differs from {EMBEDDING} although config.json has "
+                              "tie_word_embeddings true; set it to false if the stored projection is meant")
+
+
+def _same_bytes(one: TensorFacts, other: TensorFacts) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.start)
+        right.seek(other.start)
+        for offset in range(0, one.end - one.start, _COMPARE_BYTES):
+            count = min(_COMPARE_BYTES, one.end - one.start - offset)
+            if left.read(count) != right.read(count):
+                return False
+    return True

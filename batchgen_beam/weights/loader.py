@@ -1,0 +1,77 @@
+"""From a checked checkpoint folder to a model: tensors one at a time, cast once, each exactly once.
+
+Owns the reading of tensors and the choice of the model class by configuration.  Does not know what makes a checkpoint
+valid (`checkpoint`), names (`name_tables`), kernels, sequences or Beam.  Weights that are not finite are let through:
+the rows that meet them fail by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from safetensors import safe_open
+from torch import Tensor
+
+from batchgen_beam.config.families.fake import FakeConfig
+from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.errors import CheckpointError
+from batchgen_beam.models.fake import FakeModel
+from batchgen_beam.models.interface import KernelSet, Model
+from batchgen_beam.models.llama import LlamaModel
+from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
+from batchgen_beam.weights.headers import TensorFacts
+
+__all__ = ["load_model"]
+
+
+class _TensorReader:
+    """Gives each parameter once, in the run's dtype; holds no tensor itself and closes its files at the end."""
+
+    def __init__(self, tensors: Mapping[str, TensorFacts], kernels: KernelSet) -> None:
+        self._left = dict(tensors)
+        self._kernels = kernels
+        self._open = ExitStack()
+        self._files: dict[Path, safe_open] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._open.close()
+        assert kind is not None or not self._left, f"parameters that the model never asked for: {sorted(self._left)}"
+
+    def get(self, parameter: str) -> Tensor:
+        """A copy that outlives the file, rounded once to the run's dtype; a second request is our own mistake."""
+        assert parameter in self._left, f"{parameter} was asked for twice, or is no parameter of this model"
+        tensor = self._left.pop(parameter)
+        stored: Tensor = self._file(tensor.file).get_tensor(tensor.name)  # type: ignore[no-untyped-call]
+        return stored.to(device=self._kernels.device, dtype=self._kernels.dtype, copy=True)
+
+    def _file(self, path: Path) -> safe_open:
+        if path not in self._files:
+            self._files[path] = self._open.enter_context(safe_open(path, framework="pt"))
+        return self._files[path]
+
+
+def load_model(folder: Path, kernels: KernelSet) -> Model:
+    """The model in `folder`, its weights in `kernels.dtype` on `kernels.device`.
+
+    Raises `CheckpointError` for any fault of the folder; never leaves a parameter unfilled.
+    """
+    facts = check_checkpoint(folder)
+    with _TensorReader(facts.tensors, kernels) as reader:
+        return _build(facts, reader, kernels)
+
+
+def _build(facts: CheckpointFacts, reader: _TensorReader, kernels: KernelSet) -> Model:
+    match facts.config:
+        case LlamaConfig() as config:
+            return LlamaModel(config, reader.get, kernels)
+        case FakeConfig() as config:
+            return FakeModel(config, kernels)
+    raise CheckpointError(f"{facts.folder}: no model is written for {type(facts.config).__name__}")

@@ -1,0 +1,111 @@
+"""Which tensors a model is made of: checkpoint name, parameter, shape, and when it exists.  One table per model type.
+
+Owns the strict matching: no unknown name, no parameter unfilled, ignored names listed.  Does not
+know files, dtypes or torch.
+
+Shape letters: V vocabulary, D hidden size, Q query heads * head size, K key/value heads * head size, I intermediate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from batchgen_beam.config.base import ModelConfig
+from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.errors import CheckpointError
+from batchgen_beam.weights.shards import clip_names
+
+__all__ = ["EMBEDDING", "HEAD", "Parameter", "expected_parameters", "ignored_names"]
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+_LLAMA: tuple[tuple[str, str, str, Callable[[LlamaConfig], bool] | None], ...] = (
+    (EMBEDDING, "embedding", "VD", None),
+    ("model.layers.{i}.input_layernorm.weight", "layers.{i}.attention_norm", "D", None),
+    ("model.layers.{i}.self_attn.q_proj.weight", "layers.{i}.attention.q", "QD", None),
+    ("model.layers.{i}.self_attn.k_proj.weight", "layers.{i}.attention.k", "KD", None),
+    ("model.layers.{i}.self_attn.v_proj.weight", "layers.{i}.attention.v", "KD", None),
+    ("model.layers.{i}.self_attn.o_proj.weight", "layers.{i}.attention.o", "DQ", None),
+    ("model.layers.{i}.self_attn.q_proj.bias", "layers.{i}.attention.q.bias", "Q", lambda c: c.attention_bias),
+    ("model.layers.{i}.self_attn.k_proj.bias", "layers.{i}.attention.k.bias", "K", lambda c: c.attention_bias),
+    ("model.layers.{i}.self_attn.v_proj.bias", "layers.{i}.attention.v.bias", "K", lambda c: c.attention_bias),
+    ("model.layers.{i}.self_attn.o_proj.bias", "layers.{i}.attention.o.bias", "D", lambda c: c.attention_bias),
+    ("model.layers.{i}.post_attention_layernorm.weight", "layers.{i}.feed_forward_norm", "D", None),
+    ("model.layers.{i}.mlp.gate_proj.weight", "layers.{i}.feed_forward.gate", "ID", None),
+    ("model.layers.{i}.mlp.up_proj.weight", "layers.{i}.feed_forward.up", "ID", None),
+    ("model.layers.{i}.mlp.down_proj.weight", "layers.{i}.feed_forward.down", "DI", None),
+    ("model.layers.{i}.mlp.gate_proj.bias", "layers.{i}.feed_forward.gate.bias", "I", lambda c: c.mlp_bias),
+    ("model.layers.{i}.mlp.up_proj.bias", "layers.{i}.feed_forward.up.bias", "I", lambda c: c.mlp_bias),
+    ("model.layers.{i}.mlp.down_proj.bias", "layers.{i}.feed_forward.down.bias", "D", lambda c: c.mlp_bias),
+    ("model.norm.weight", "norm", "D", None),
+    (HEAD, "head", "VD", lambda c: not c.tie_word_embeddings),
+)
+
+_IGNORED = (
+    re.compile(r"(.*\.)?rotary_emb\.inv_freq"),
+)
+"""Stored by old tools and recomputed from the configuration."""
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of the model, the stored tensor that fills it, and the shape that both have to have."""
+
+    name: str
+    stored: str
+    shape: tuple[int, ...]
+
+
+def expected_parameters(config: ModelConfig) -> tuple[Parameter, ...]:
+    """Every parameter of the model in order of its layers; none for a model without weights."""
+    if not isinstance(config, LlamaConfig):
+        return ()
+    sizes = {
+        "V": config.vocab_size, "D": config.hidden_size, "I": config.intermediate_size,
+        "Q": config.num_attention_heads * config.head_dim, "K": config.num_key_value_heads * config.head_dim,
+    }
+    return tuple(
+        Parameter(name=name.format(i=i), stored=stored.format(i=i), shape=tuple(sizes[letter] for letter in letters))
+        for stored, name, letters, exists in _LLAMA if exists is None or exists(config)
+        for i in range(config.num_hidden_layers if "{i}" in stored else 1)
+    )
+
+
+def ignored_names(config: ModelConfig, parameters: Iterable[Parameter], stored: Iterable[str]) -> tuple[str, ...]:
+    """Match stored names with parameters both ways, and return those that are left unread on purpose, sorted.
+
+    `lm_head.weight` beside tied embeddings is one of them: whether it says the same as the embeddings is the
+    caller's question.  A `CheckpointError` names what is missing and what is unknown.
+    """
+    names = set(stored)
+    ignored = {name for name in names if any(pattern.fullmatch(name) for pattern in _IGNORED)}
+    if config.tie_word_embeddings:
+        ignored |= names & {HEAD}
+    wanted = {parameter.stored for parameter in parameters}
+    _check_layers(config, names - ignored)
+    _check_head(wanted - names)
+    missing, unknown = wanted - names, names - ignored - wanted
+    if missing or unknown:
+        raise CheckpointError(f"the stored tensors do not fit model type {config.model_type!r}: "
+                              f"{len(missing)} missing ({clip_names(missing)}), {len(unknown)} unknown "
+                              f"({clip_names(unknown)})")
+    return tuple(sorted(ignored))
+
+
+def _check_head(missing: set[str]) -> None:
+    if missing == {HEAD}:
+        raise CheckpointError(f"{HEAD} is absent, and config.json does not set tie_word_embeddings; either the output "
+                              "projection is missing, or the embeddings are tied and config.json has to say so")
+
+
+def _check_layers(config: ModelConfig, names: set[str]) -> None:
+    found = {int(match[1]) for name in names if (match := _LAYER.match(name))}
+    wanted = set(range(config.num_hidden_layers))
+    if found and found != wanted:
+        raise CheckpointError(f"config.json says {config.num_hidden_layers} layers, the files hold {len(found)}: "
+                              f"missing layers {sorted(wanted - found)[:8]}, layers too many {sorted(found - wanted)[:8]}")
