@@ -1,0 +1,166 @@
+"""What a run will read: patterns to files, checked before anything starts.
+
+Owns the choice of reader by extension, the limit on rows, and the messages about unsuitable input.  Does not know
+Beam's transforms, nor what columns mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from batchgen_beam.errors import InputError
+from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.files import list_files
+from batchgen_beam.storage.jsonl_input import count_lines, read_lines
+from batchgen_beam.storage.parquet_input import ParquetFooter, kept_types, read_footer, read_row_group
+from batchgen_beam.storage.raw_rows import RawBatch
+from batchgen_beam.storage.schemas import check_kept_names
+from batchgen_beam.storage.units import check_distinct_paths
+
+__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "plan_input", "read_task"]
+
+ROW_GROUP_BYTES = 512 << 20
+"""Row groups whose needed columns are larger than this, uncompressed, draw a warning: each is read by one worker."""
+
+_PARQUET = (".parquet", ".parq", ".pq")
+_LINES = (".jsonl", ".ndjson")
+_COMPRESSED = ("", ".gz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """One row group (0 of a JSONL file) and how many of its rows are wanted (None: all)."""
+
+    uri: str
+    row_group: int
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A shard.  `rows` holds the rows wanted of each row group; None: a JSONL file, all its lines."""
+
+    uri: str
+    rows: tuple[int, ...] | None
+
+    def tasks(self) -> Iterator[ReadTask]:
+        """Its row groups that hold rows."""
+        if self.rows is None:
+            yield ReadTask(self.uri, 0, None)
+            return
+        for row_group, rows in enumerate(self.rows):
+            if rows:
+                yield ReadTask(self.uri, row_group, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPlan:
+    """The files in order, the types of the kept columns, the total of rows where it is known, and warnings."""
+
+    files: tuple[InputFile, ...]
+    kept: pa.Schema
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int | None:
+        """All rows, or None where a JSONL file has not been counted."""
+        total = 0
+        for file in self.files:
+            if file.rows is None:
+                return None
+            total += sum(file.rows)
+        return total
+
+
+def plan_input(patterns: Sequence[str], columns: InputColumns, *, limit: int | None = None,
+               row_group_bytes: int = ROW_GROUP_BYTES) -> InputPlan:
+    """Match the patterns and check every footer.
+
+    An `InputError` names the pattern that matches nothing, or the file and what is wrong with it.  `limit` keeps the
+    first rows only, files sorted by name.
+    """
+    check_kept_names(columns.keep)
+    uris = _matched(patterns)
+    check_distinct_paths(uris)
+    footers = {uri: read_footer(uri, columns) for uri in uris if _is_parquet(uri)}
+    schemas = [(uri, footers[uri].schema if uri in footers else _text_schema(columns.keep)) for uri in uris]
+    files = tuple(InputFile(uri, footers[uri].rows if uri in footers else None) for uri in uris)
+    return InputPlan(
+        files=files if limit is None else tuple(_limited(files, limit)),
+        kept=kept_types(schemas, columns.keep),
+        warnings=tuple(_warnings(footers, row_group_bytes)))
+
+
+def _matched(patterns: Sequence[str]) -> list[str]:
+    uris: set[str] = set()
+    for pattern in patterns:
+        found = [uri for uri in list_files(pattern) if not uri.rpartition("/")[2].startswith((".", "_"))]
+        if not found:
+            raise InputError(f"input {pattern!r} matches no file (names that begin with '.' or '_' do not count)")
+        uris.update(found)
+    for uri in sorted(uris):
+        _check_extension(uri)
+    return sorted(uris)
+
+
+def _is_parquet(uri: str) -> bool:
+    return uri.lower().endswith(_PARQUET)
+
+
+def _check_extension(uri: str) -> None:
+    lines = tuple(name + packed for name in _LINES for packed in _COMPRESSED)
+    if not uri.lower().endswith((*_PARQUET, *lines)):
+        raise InputError(f"input {uri} is neither Parquet ({', '.join(_PARQUET)}) nor JSON Lines ({', '.join(lines)}); "
+                         "name a folder's files by a pattern such as folder/*.parquet")
+
+
+def _text_schema(keep: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.string()) for name in keep])
+
+
+def _warnings(footers: dict[str, ParquetFooter], limit: int) -> Iterator[str]:
+    for uri, footer in footers.items():
+        for row_group, size in enumerate(footer.needed_bytes):
+            if size > limit:
+                yield (f"{uri}: row group {row_group} holds {footer.rows[row_group]} rows and {size >> 20} MiB in the "
+                       f"columns that are read, over {limit >> 20} MiB; one worker reads it alone. "
+                       "Smaller row groups spread better")
+
+
+def _limited(files: Sequence[InputFile], limit: int) -> Iterator[InputFile]:
+    left = limit
+    for file in files:
+        if left == 0:
+            return
+        rows = (count_lines(file.uri, left),) if file.rows is None else tuple(_first_rows(file.rows, left))
+        left -= sum(rows)
+        yield replace(file, rows=rows)
+
+
+def _first_rows(groups: Sequence[int], limit: int) -> Iterator[int]:
+    left = limit
+    for rows in groups:
+        yield min(rows, left)
+        left -= min(rows, left)
+
+
+def read_task(task: ReadTask, columns: InputColumns, kept: pa.Schema) -> Iterator[RawBatch]:
+    """The wanted rows of one row group or JSONL file, in order, in small batches."""
+    if _is_parquet(task.uri):
+        batches = read_row_group(task.uri, task.row_group, columns, kept)
+    else:
+        batches = read_lines(task.uri, columns, kept)
+    return batches if task.rows is None else _first(batches, task.rows)
+
+
+def _first(batches: Iterator[RawBatch], rows: int) -> Iterator[RawBatch]:
+    left = rows
+    for batch in batches:
+        part = batch.cut(0, left)
+        left -= len(part.rows)
+        yield part
+        if left == 0:
+            return

@@ -1,0 +1,127 @@
+"""JSON Lines shards as raw rows: one line, one row; a file is never split, so line numbers are true.
+
+Owns the reading of lines (plain or compressed by extension) and of JSON.  Does not know keys or units.
+A line that is no JSON object is a row with a problem; blank lines are no rows but count as lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
+
+from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.raw_rows import RawBatch, RawRow, asked_columns
+from batchgen_beam.storage.row_identity import open_path
+
+__all__ = ["count_lines", "read_lines"]
+
+_READ_BYTES = 1 << 20
+_BATCH_ROWS = 1000
+_BATCH_BYTES = 16 << 20
+_MAX_DEPTH = 64
+"""Deeper values can't be walked or pickled safely; no chat message or schema comes near."""
+_BOM = b"\xef\xbb\xbf"
+
+
+def _lines(uri: str) -> Iterator[tuple[int, bytes]]:
+    """(Number from 0, bytes) of every line that is not blank."""
+    with FileSystems.open(open_path(uri)) as handle:
+        number, rest = 0, b""
+        while block := handle.read(_READ_BYTES):
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                yield number, line
+                number += 1
+        yield number, rest
+
+
+def _rows(uri: str) -> Iterator[tuple[int, bytes]]:
+    for number, line in _lines(uri):
+        content = (line.removeprefix(_BOM) if number == 0 else line).strip()
+        if content:
+            yield number, content
+
+
+def count_lines(uri: str, limit: int) -> int:
+    """How many rows the file has, at most `limit`."""
+    count = 0
+    for _ in _rows(uri):
+        if count == limit:
+            break
+        count += 1
+    return count
+
+
+def read_lines(uri: str, columns: InputColumns, kept: pa.Schema) -> Iterator[RawBatch]:
+    """The file's rows in order, in batches of at most 1,000 rows or about 16 MiB.
+
+    A kept column is text: JSON strings as they are, any other value as compact JSON.
+    """
+    rows: list[RawRow] = []
+    keeps: list[list[str | None]] = []
+    size = 0
+    for number, line in _rows(uri):
+        record, problem = _parse(line, number)
+        rows.append(_raw_row(number, line, record, problem, columns))
+        keeps.append([_kept_text(record.get(name)) for name in kept.names])
+        size += len(line)
+        if len(rows) == _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield RawBatch(rows, _kept_columns(keeps, kept))
+            rows, keeps, size = [], [], 0
+    if rows:
+        yield RawBatch(rows, _kept_columns(keeps, kept))
+
+
+def _parse(line: bytes, number: int) -> tuple[dict[str, object], str | None]:
+    try:
+        record = json.loads(line.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return {}, f"line {number + 1} is not valid JSON: {error}"
+    if _nested_deeper(record, _MAX_DEPTH):
+        return {}, f"line {number + 1} is nested more than {_MAX_DEPTH} levels deep"
+    if not isinstance(record, dict):
+        return {}, f"line {number + 1} holds a JSON {type(record).__name__}, not an object"
+    return record, None
+
+
+def _nested_deeper(value: object, limit: int) -> bool:
+    level: list[object] = [value]
+    for _ in range(limit + 1):
+        containers = [item for item in level if isinstance(item, (dict, list))]
+        if not containers:
+            return False
+        level = [part for item in containers for part in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _raw_row(number: int, line: bytes, record: dict[str, object], problem: str | None,
+             columns: InputColumns) -> RawRow:
+    if problem:
+        return RawRow(number, False, None, {}, problem, line)
+    asked = asked_columns(columns)
+    values = {asked[name]: value for name, value in record.items() if name in asked and value is not None}
+    has_id = columns.id in record or columns.id != InputColumns().id
+    return RawRow(number, has_id, record.get(columns.id), values)
+
+
+def _kept_columns(rows: list[list[str | None]], kept: pa.Schema) -> pa.RecordBatch | None:
+    if not kept.names:
+        return None
+    arrays = [pa.array(column, pa.string()).cast(field.type) for column, field in zip(zip(*rows, strict=True), kept,
+                                                                                     strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=kept)
+
+
+def _kept_text(value: object) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace").decode()

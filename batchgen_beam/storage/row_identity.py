@@ -1,0 +1,132 @@
+"""What a row is called: normalised file names, ids, and the digest of what decides its answer.
+
+Owns the three encodings behind them, all of which are durable: a change makes old outputs unrecognisable.
+Does not know Arrow, Beam or where values come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+__all__ = ["FLOAT_COLUMNS", "is_unicode", "normalise_uri", "open_path", "positional_id", "row_digest", "row_id"]
+
+FLOAT_COLUMNS: Final = frozenset({"temperature", "top_p"})
+"""Parameters that are real numbers: an integer in them is the same question as the equal float."""
+
+_FILE_SCHEME = "file://"
+
+
+def normalise_uri(path: str) -> str:
+    """One spelling for each file: local paths become `file://` and the absolute path, other schemes are lower-cased.
+
+    Nothing is percent-encoded and links are not resolved.
+    """
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        return _FILE_SCHEME + os.path.abspath(path)
+    if scheme.lower() == "file":
+        return _FILE_SCHEME + os.path.abspath(rest)
+    return f"{scheme.lower()}://{rest}"
+
+
+def open_path(uri: str) -> str:
+    """What Beam's file systems open: local files by their path, everything else by its URI."""
+    return uri.removeprefix(_FILE_SCHEME)
+
+
+def positional_id(uri: str, row_group: int, row: int) -> str:
+    """The id of a row that brings none: a UUIDv5 of its full normalised URI, row group and row."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{uri}#row_group={row_group},row={row}"))
+
+
+def row_id(value: object, column: str) -> str:
+    """The text of an id: text as it is, integers in decimal, UUIDs in their usual form.
+
+    A `ValueError` says why a value is no id (null, empty, not Unicode, of another type).
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if value is None or value == "":
+        raise ValueError(f"column {column!r} is {'null' if value is None else 'empty'}, it must identify the row")
+    if not isinstance(value, str):
+        raise ValueError(f"column {column!r} must be text or an integer, got {type(value).__name__}")
+    if not is_unicode(value):
+        raise ValueError(f"column {column!r} is not valid Unicode text")
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text can be encoded as UTF-8 (holds no lone surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def row_digest(values: Mapping[str, object]) -> str:
+    """SHA-256 (64 hex digits) of the columns that decide the answer.
+
+    Every value is written with a type tag and its length, so that no two different rows share an encoding; the order
+    of keys does not count.  In `FLOAT_COLUMNS` 1 and 1.0 are the same; elsewhere integer and float differ.
+    """
+    sha = hashlib.sha256()
+    for part in _encode({name: _as_read(name, value) for name, value in values.items()}):
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def _as_read(name: str, value: object) -> object:
+    if name in FLOAT_COLUMNS and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return value
+    return value
+
+
+def _encode(value: object) -> Iterator[bytes]:
+    match value:
+        case None:
+            yield b"n"
+        case bool():
+            yield b"t" if value else b"f"
+        case int():
+            yield _sized(b"i", hex(value).encode())
+        case float():
+            yield b"d" + struct.pack(">d", value)
+        case str():
+            yield _sized(b"s", value.encode("utf-8", "surrogatepass"))
+        case bytes():
+            yield _sized(b"b", value)
+        case Mapping():
+            yield from _encode_mapping(value)
+        case Sequence():
+            yield b"l%d:" % len(value)
+            for item in value:
+                yield from _encode(item)
+        case _:
+            yield _sized(b"o", f"{type(value).__name__}:{value}".encode("utf-8", "surrogatepass"))
+
+
+def _encode_mapping(value: Mapping[object, object]) -> Iterator[bytes]:
+    entries = sorted(((b"".join(_encode(key)), item) for key, item in value.items()), key=_first)
+    yield b"m%d:" % len(entries)
+    for key, item in entries:
+        yield key
+        yield from _encode(item)
+
+
+def _first(entry: tuple[bytes, object]) -> bytes:
+    return entry[0]
+
+
+def _sized(tag: bytes, body: bytes) -> bytes:
+    return b"%s%d:%s" % (tag, len(body), body)

@@ -1,0 +1,76 @@
+"""The files that say what an output folder is: `fingerprint.json`, `run.json`, `_runs/<run>.json`, `_SUCCESS`.
+
+Owns their names, contents and order of writing.  Does not know Beam's transforms or how counts are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from batchgen_beam.errors import OutputError
+from batchgen_beam.records import Fingerprint
+from batchgen_beam.storage.files import exists, join, read_bytes, remove, write_atomically
+from batchgen_beam.storage.published import remove_published
+from batchgen_beam.storage.totals import RunTotals
+
+__all__ = ["FINGERPRINT_FILE", "RUN_FILE", "RUN_VERSION", "SUCCESS_FILE", "finish_run", "read_fingerprint",
+           "run_report", "start_run"]
+
+FINGERPRINT_FILE = "fingerprint.json"
+RUN_FILE = "run.json"
+RUNS_FOLDER = "_runs"
+SUCCESS_FILE = "_SUCCESS"
+RUN_VERSION = 1
+
+
+def start_run(output: str, fingerprint: Fingerprint, *, new_fingerprint: bool = False) -> None:
+    """Claim the output folder for this content print, and take `_SUCCESS` away until the run is done.
+
+    A folder made under another print is refused with an `OutputError` that names the differing facts;
+    `new_fingerprint` instead removes what was published there.
+    """
+    previous = read_fingerprint(output)
+    replaced = previous is not None and previous != fingerprint
+    if previous is not None and replaced and not new_fingerprint:
+        raise OutputError(_refusal(output, fingerprint.differences(previous)))
+    remove(join(output, SUCCESS_FILE))
+    if replaced:
+        remove_published(output)
+    write_atomically(join(output, FINGERPRINT_FILE), _json_bytes(
+        {"version": RUN_VERSION, "digest": fingerprint.digest, "facts": dict(fingerprint.facts)}))
+
+
+def _refusal(output: str, differences: list[str]) -> str:
+    lines = "\n".join(f"  {line}" for line in differences)
+    return (f"output {output} holds answers computed from other content:\n{lines}\n"
+            "Choose another --output, or pass --new-fingerprint to replace those answers")
+
+
+def read_fingerprint(output: str) -> Fingerprint | None:
+    """The content print that the folder was made under; None where there is none yet."""
+    path = join(output, FINGERPRINT_FILE)
+    if not exists(path):
+        return None
+    try:
+        return Fingerprint.of(json.loads(read_bytes(path))["facts"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OutputError(f"{path} is damaged ({error!r}); choose another --output, or delete the file "
+                          "if the folder's answers may be replaced") from error
+
+
+def run_report(run: str, facts: Mapping[str, object], totals: RunTotals) -> dict[str, object]:
+    """What `run.json` says: the run's name, what the caller knows about it, and the counts."""
+    return {"version": RUN_VERSION, "run": run, **facts, "counts": totals.as_facts()}
+
+
+def finish_run(output: str, report: Mapping[str, object]) -> None:
+    """Write `_runs/<run>.json`, then `run.json`, then `_SUCCESS`: whoever sees the last sees the others."""
+    data = _json_bytes(report)
+    write_atomically(join(output, RUNS_FOLDER, f"{report['run']}.json"), data)
+    write_atomically(join(output, RUN_FILE), data)
+    write_atomically(join(output, SUCCESS_FILE), b"")
+
+
+def _json_bytes(value: Mapping[str, object]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,98 @@
+"""Raw rows to identified rows: keys, places and the manifest of each output unit.
+
+Owns the cutting of a row group into units and the counting of ranks.  Does not know file formats or Beam.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from batchgen_beam.records import InputRow, OutputUnit, RowKey, RowPosition
+from batchgen_beam.storage.raw_rows import RawBatch, RawRow
+from batchgen_beam.storage.row_identity import positional_id, row_digest, row_id
+from batchgen_beam.storage.units import Manifest, Placement, unit_text
+
+__all__ = ["UNIT_ROWS", "PlacedRow", "read_units"]
+
+UNIT_ROWS = 10_000
+"""Rows of one output unit at most."""
+
+PlacedRow = tuple[InputRow, Placement]
+
+
+@dataclass(slots=True)
+class _OpenUnit:
+    """The unit that is being filled."""
+
+    unit: OutputUnit
+    id_column: str
+    keys: list[str] = field(default_factory=list)
+    kept: list[pa.RecordBatch] = field(default_factory=list)
+    key_counts: Counter[str] = field(default_factory=Counter)
+    id_counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, batch: RawBatch) -> Iterator[PlacedRow]:
+        if batch.kept is not None:
+            self.kept.append(batch.kept)
+        for raw in batch.rows:
+            yield self._placed(raw)
+
+    def _placed(self, raw: RawRow) -> PlacedRow:
+        row = _input_row(raw, self.unit, self.id_column)
+        text = row.key.text
+        placement = Placement(unit_text(self.unit), raw.row, self.key_counts[text], self.id_counts[row.key.uuid])
+        self.key_counts[text] += 1
+        self.id_counts[row.key.uuid] += 1
+        self.keys.append(text)
+        return row, placement
+
+    def manifest(self) -> Manifest:
+        return Manifest(unit=self.unit, keys=tuple(self.keys), kept=_stream(self.kept))
+
+
+def _input_row(raw: RawRow, unit: OutputUnit, id_column: str) -> InputRow:
+    uuid, problem = _identified(raw, unit, id_column)
+    digest = row_digest(raw.values if raw.line is None else {"line": raw.line})
+    return InputRow(key=RowKey(uuid, digest), position=RowPosition(unit, raw.row), values=raw.values, problem=problem)
+
+
+def _identified(raw: RawRow, unit: OutputUnit, id_column: str) -> tuple[str, str | None]:
+    position = positional_id(unit.shard, unit.row_group, raw.row)
+    if not raw.has_id:
+        return position, raw.problem
+    try:
+        return row_id(raw.id_value, id_column), raw.problem
+    except ValueError as error:
+        return position, raw.problem or str(error)
+
+
+def _stream(batches: list[pa.RecordBatch]) -> bytes:
+    if not batches:
+        return b""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def read_units(batches: Iterable[RawBatch], shard: str, row_group: int, *, id_column: str,
+               unit_rows: int = UNIT_ROWS) -> Iterator[PlacedRow | Manifest]:
+    """Every row with its place, in order; after the last row of each unit its manifest.  No rows, no unit."""
+    current = _OpenUnit(OutputUnit(shard, row_group, 0), id_column)
+    for batch in batches:
+        start = 0
+        while start < len(batch.rows):
+            part = batch.cut(start, unit_rows - len(current.keys))
+            yield from current.add(part)
+            start += len(part.rows)
+            if len(current.keys) == unit_rows:
+                yield current.manifest()
+                current = _OpenUnit(OutputUnit(shard, row_group, current.unit.slice_index + 1), id_column)
+    if current.keys:
+        yield current.manifest()

@@ -1,0 +1,96 @@
+"""Answers of one output unit to its files, in the order of its input.
+
+Owns the proof that a unit is complete and in order before it is written.  Does not know schemas or file systems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from batchgen_beam.batch_order import batch_matches_expected_uuid_order
+from batchgen_beam.errors import PublishError
+from batchgen_beam.records import RowKey
+from batchgen_beam.storage.published import PublishedUnit, publish_unit
+from batchgen_beam.storage.totals import RunTotals
+from batchgen_beam.storage.units import Manifest, PlacedAnswer, unit_text
+
+__all__ = ["Publish", "restore_order"]
+
+MANIFESTS = "manifests"
+PLACED = "placed"
+_NAMED = 5
+"""So many rows are named in an error."""
+
+
+def restore_order(manifest: Manifest, placed: Sequence[PlacedAnswer]) -> list[PlacedAnswer]:
+    """The answers by row, proved against the manifest.
+
+    The two were made independently: the order comes from the answers' row numbers, the expectation from the
+    manifest's keys.  A `PublishError` names the rows that are missing, foreign, doubled or in the wrong place.
+    """
+    expected = manifest.ranked_keys()
+    arrival = {place.name: index for index, place in enumerate(placed)}
+    order = sorted(range(len(placed)), key=lambda index: placed[index].row)
+    if not batch_matches_expected_uuid_order(order, expected, arrival):
+        raise PublishError(f"unit {unit_text(manifest.unit)}: {_mismatch(expected, placed, order)}")
+    return [placed[index] for index in order]
+
+
+def _mismatch(expected: Sequence[str], placed: Sequence[PlacedAnswer], order: Sequence[int]) -> str:
+    wanted = set(expected)
+    found = Counter(place.name for place in placed)
+    wrong = [
+        ("without answer", [name for name in expected if name not in found]),
+        ("foreign to it", sorted(found.keys() - wanted)),
+        ("answered twice", [name for name, count in found.items() if count > 1]),
+        ("out of order", [name for name, index in zip(expected, order, strict=False) if placed[index].name != name]),
+    ]
+    what, names = next((what, names) for what, names in wrong if names)
+    rows = ", ".join(repr(RowKey.parse(name.rpartition("#")[0]).uuid) for name in names[:_NAMED])
+    return f"{len(names)} row{'s' if len(names) > 1 else ''} {what}: {rows}{', ...' if len(names) > _NAMED else ''}"
+
+
+class PublishUnit(beam.DoFn):
+    """One unit: prove the order, write the files, count."""
+
+    def __init__(self, output: str, model: str) -> None:
+        self._output = output
+        self._model = model
+
+    def process(self, group: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[RunTotals]:
+        """The unit's `RunTotals`, once its files stand."""
+        text, sides = group
+        manifests: list[Manifest] = list(sides[MANIFESTS])
+        placed: list[PlacedAnswer] = list(sides[PLACED])
+        if not manifests:
+            raise PublishError(f"unit {text}: it has answers, but no input: {placed[0].key.uuid!r} and "
+                               f"{len(placed) - 1} more")
+        manifest = manifests[0]
+        ordered = restore_order(manifest, placed)
+        publish_unit(self._output, PublishedUnit(unit=manifest.unit, model=self._model, placed=ordered,
+                                                 kept=manifest.kept))
+        yield RunTotals.of_unit(len(manifest.keys), ordered)
+
+
+class Publish(beam.PTransform):
+    """(unit text, Manifest), (unit text, PlacedAnswer) -> RunTotals of each unit, its files written below `output`.
+
+    `model` is the name for the results' column of that name.
+    """
+
+    def __init__(self, output: str, *, model: str) -> None:
+        super().__init__()
+        self._output = output
+        self._model = model
+
+    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """`inputs` are manifests and placed answers."""
+        manifests, placed = inputs
+        publish = beam.ParDo(PublishUnit(self._output, self._model)).with_output_types(RunTotals)
+        return ({MANIFESTS: manifests, PLACED: placed}
+                | "ByUnit" >> beam.CoGroupByKey()
+                | "PublishUnit" >> publish)
