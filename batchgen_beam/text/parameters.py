@@ -71,5 +71,6 @@ def _number(name: str, value: object) -> int | float:
         raise RowError(ErrorCode.INVALID_PARAMETER, f"{name} must be a number, got the {type(value).__name__} "
                        f"{reprlib.repr(value)}")
     if value.bit_length() > _LARGEST_BITS if isinstance(value, int) else not math.isfinite(value):
-        raise RowError(ErrorCode.INVALID_PARAMETER, f"{name} must be a finite number of usual size, got {reprlib.repr(value)}")
+        raise RowError(ErrorCode.INVALID_PARAMETER, f"{name} must be a finite number of usual size, got "
+                       f"{reprlib.repr(value)}")
     return value

@@ -222,10 +222,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Build the cage; `optimized=False`, so that nothing is computed while compiling."""
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
         kept: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in _FILTERS} | {"tojson": _to_json}
-        tests: dict[str, Callable[..., Any]] = {name: self.tests[name] for name in _COMPARING_TESTS}
+        tests: dict[str, Any] = dict(self.tests)
         self.filters = {name: _charged(name, function) for name, function in kept.items()}
         self.filters |= {_TURNS: _charge_turns, _VALUE: _charge_value, _JOINED: _charge_joined}
-        self.tests = self.tests | {name: _charged(name, function) for name, function in tests.items()}
+        self.tests = self.tests | {name: _charged(name, tests[name]) for name in _COMPARING_TESTS}
         self.globals = {"range": self.globals["range"], "dict": _plain_dict, "namespace": _Namespace,
                         "raise_exception": _raise_exception}
 
