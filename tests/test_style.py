@@ -1,0 +1,104 @@
+"""What a linter does not hold: sizes, the number of broad excepts, docstrings, where Beam finds our classes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import statistics
+from collections.abc import Iterator
+
+import apache_beam as beam
+import pytest
+from apache_beam.coders import Coder
+
+from tests.package_sources import PACKAGE, functions, source_files, sources
+
+FILE_LINES = 400
+MEDIAN_FILE_LINES = 200
+FUNCTION_LINES = 60
+NINE_IN_TEN = 30
+MEDIAN_FUNCTION_LINES = 12
+BROAD_EXCEPTS = ("batchgen_beam.engine.",)
+"""The row boundary and the driver thread, both the engine's."""
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` to the end, without the docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def broad_excepts(source: str) -> Iterator[int]:
+    """Line numbers of handlers that catch everything or `Exception`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in kinds):
+                yield node.lineno
+
+
+def prints(source: str) -> Iterator[int]:
+    """Line numbers of calls of `print` and of writes to the standard streams."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write"):
+            yield node.lineno
+
+
+def test_no_file_is_long() -> None:
+    """Every file has at most 400 lines, and the median file far fewer."""
+    lines = {name: source.count("\n") for name, source in sources().items()}
+    assert {name: count for name, count in lines.items() if count > FILE_LINES} == {}
+    assert statistics.median(lines.values()) <= MEDIAN_FILE_LINES
+
+
+def test_no_function_is_long() -> None:
+    """Functions: none over 60 lines, nine in ten at most 30, the median at most 12."""
+    lengths = {f"{name}:{function.name}": length(function)
+               for name, source in sources().items() for function in functions(ast.parse(source))}
+    assert {name: count for name, count in lengths.items() if count > FUNCTION_LINES} == {}
+    ordered = sorted(lengths.values())
+    assert ordered[len(ordered) * 9 // 10] <= NINE_IN_TEN
+    assert statistics.median(ordered) <= MEDIAN_FUNCTION_LINES
+
+
+def test_at_most_two_broad_excepts() -> None:
+    """A broad except hides faults: the package has at most two, both in the engine."""
+    found = [f"{name}:{line}" for name, source in sources().items() for line in broad_excepts(source)]
+    assert len(found) <= 2
+    assert [place for place in found if not place.startswith(BROAD_EXCEPTS)] == []
+
+
+def test_a_broad_except_is_found_in_every_form() -> None:
+    """Bare, `Exception`, `BaseException`, and within a tuple; a narrow one is not."""
+    handlers = ("except:", "except Exception:", "except BaseException as e:", "except (OSError, Exception):")
+    assert all(list(broad_excepts(f"try:\n  f()\n{handler}\n  g()")) == [3] for handler in handlers)
+    assert list(broad_excepts("try:\n  f()\nexcept (OSError, ValueError):\n  g()")) == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    """Every module begins with a docstring."""
+    missing = [name for name, source in sources().items() if not ast.get_docstring(ast.parse(source))]
+    assert missing == []
+
+
+def test_only_the_pipelines_print() -> None:
+    """Below the command line nothing writes to the terminal."""
+    found = [f"{name}:{line}" for name, source in sources().items()
+             if not name.startswith(f"{PACKAGE}.pipelines") for line in prints(source)]
+    assert found == []
+
+
+@pytest.mark.parametrize("module", sorted(
+    name for name in source_files() if name.startswith((f"{PACKAGE}.transforms", f"{PACKAGE}.pipelines"))
+))
+def test_beam_finds_our_classes_by_their_package_name(module: str) -> None:
+    """Beam pickles classes by module: every DoFn, transform and coder lives under `batchgen_beam.`."""
+    loaded = importlib.import_module(module)
+    ours = [value for value in vars(loaded).values()
+            if inspect.isclass(value) and issubclass(value, beam.DoFn | beam.PTransform | Coder)
+            and not value.__module__.startswith("apache_beam")]
+    assert [cls for cls in ours if not cls.__module__.startswith(f"{PACKAGE}.")] == []
