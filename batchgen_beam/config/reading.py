@@ -62,20 +62,22 @@ def json_field(default: Any, *keys: str, least: float | None = None, reader: Fie
 
 
 def read_fields(cls: type, source: JsonObject) -> dict[str, Any]:
-    """Keyword arguments for the dataclass `cls`: what the file says; absent and null keys are left to the defaults.
+    """Keyword arguments for the dataclass `cls`: what the file says; absent keys are left to the defaults.
 
-    Integers without `None` in their annotation are counts or sizes, at least 1 unless the field says otherwise.
+    null is None for a field that takes None, and as good as absent for any other.  Integers that don't take None are
+    counts or sizes, at least 1 unless the field says otherwise.
     """
     hints = typing.get_type_hints(cls)
     found = {}
     for entry in fields(cls):
         reader: FieldReader | None = entry.metadata.get("reader")
+        keys = entry.metadata.get("keys") or (entry.name,)
         if reader is not None:
             value = reader(source, entry.default)
         else:
-            value = _read_alias(source, entry.metadata.get("keys") or (entry.name,), hints[entry.name],
-                                entry.metadata.get("least"))
-        if value is not None:
+            value = _read_alias(source, keys, hints[entry.name], entry.metadata.get("least"))
+        takes_none = isinstance(hints[entry.name], types.UnionType) and reader is None
+        if value is not None or (takes_none and any(key in source.values for key in keys)):
             found[entry.name] = value
     return found
 

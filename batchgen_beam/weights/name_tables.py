@@ -108,4 +108,4 @@ def _check_layers(config: ModelConfig, names: set[str]) -> None:
     wanted = set(range(config.num_hidden_layers))
     if found and found != wanted:
         raise CheckpointError(f"config.json says {config.num_hidden_layers} layers, the files hold {len(found)}: "
-                              f"missing layers {sorted(wanted - found)[:8]}, layers too many {sorted(found - wanted)[:8]}")
+                              f"missing layers {sorted(wanted - found)[:8]}, too many {sorted(found - wanted)[:8]}")
