@@ -1,0 +1,58 @@
+"""The demo's input: what is committed is what the script makes, and it holds what the README says."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.package_sources import ROOT
+
+FOLDER = ROOT / "examples"
+SHARDS = sorted(FOLDER.glob("*.parquet"))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, object]]:
+    """All rows in order."""
+    return [row for shard in SHARDS for row in pq.read_table(shard).to_pylist()]
+
+
+def test_committed_shards_are_what_the_script_makes(tmp_path: Path) -> None:
+    """Running the script again gives equal tables, row group by row group."""
+    made: dict[str, pa.Table] = runpy.run_path(str(FOLDER / "make_examples.py"))["shards"]()
+    assert sorted(made) == [shard.name for shard in SHARDS]
+    for shard in SHARDS:
+        assert pq.read_table(shard).equals(made[shard.name]), shard.name
+
+
+def test_three_shards_with_sixty_rows_and_one_id_twice(rows: list[dict[str, object]]) -> None:
+    """60 rows, 59 ids; the two rows that share an id ask different questions."""
+    counts = Counter(row["uuid"] for row in rows)
+    assert (len(SHARDS), len(rows), sorted(counts.values())[-2:]) == (3, 60, [1, 2])
+    (twice,) = [uuid for uuid, count in counts.items() if count == 2]
+    assert len({row["prompt"] for row in rows if row["uuid"] == twice}) == 2
+
+
+def test_six_rows_are_bad(rows: list[dict[str, object]]) -> None:
+    """One row for each way to be bad: it is named in its ticket and nowhere else."""
+    bad = {row["ticket_id"]: row for row in rows if str(row["ticket_id"]).startswith("bad-")}
+    assert sorted(bad) == ["bad-empty", "bad-no-turns", "bad-nothing", "bad-surrogate", "bad-temperature",
+                           "bad-too-long"]
+    assert bad["bad-empty"]["prompt"] == ""
+    assert len(str(bad["bad-too-long"]["prompt"])) > 6 * 8192
+    assert not isinstance(json.loads(str(bad["bad-no-turns"]["messages"])), list)
+    assert r"\ud83d" in str(bad["bad-surrogate"]["messages"])
+    assert bad["bad-temperature"]["temperature"] == -1.0
+    assert bad["bad-nothing"]["prompt"] is bad["bad-nothing"]["messages"] is None
+
+
+def test_answers_are_short(rows: list[dict[str, object]]) -> None:
+    """The demo stays a matter of a minute on two cores: few tokens are asked for, and the shards are small."""
+    assert max(int(str(row["max_tokens"])) for row in rows) <= 48
+    assert sum(shard.stat().st_size for shard in SHARDS) < 64 * 1024
