@@ -18,7 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentP
 from batchgen_beam.errors import OptionError
 from batchgen_beam.settings import DTYPES
 
-__all__ = ["OPTIONS", "BatchgenOptions", "Option", "parse_options", "parse_size"]
+__all__ = ["OPTIONS", "BatchgenOptions", "Option", "help_text", "parse_options", "parse_size"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -148,3 +148,13 @@ def parse_options(flags: Sequence[str]) -> BatchgenOptions:
     if unknown:
         raise OptionError(f"unknown flag or stray value: {' '.join(unknown)}; see batchgen-beam run --help")
     return BatchgenOptions(list(flags))
+
+
+def help_text(command: str, description: str) -> str:
+    """What `--help` of a command that takes these flags says."""
+    parser = argparse.ArgumentParser(
+        prog=f"batchgen-beam {command}", description=description,
+        epilog="Beam's own flags (--runner, --direct_num_workers, ...) may be given too.")
+    for option in OPTIONS:
+        option.add_to(parser)
+    return parser.format_help()

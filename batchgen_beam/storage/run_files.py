@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from batchgen_beam.errors import OutputError
 from batchgen_beam.records import Fingerprint
@@ -14,8 +15,8 @@ from batchgen_beam.storage.files import exists, join, read_bytes, remove, write_
 from batchgen_beam.storage.published import remove_published
 from batchgen_beam.storage.totals import RunTotals
 
-__all__ = ["FINGERPRINT_FILE", "RUN_FILE", "RUN_VERSION", "SUCCESS_FILE", "finish_run", "read_fingerprint",
-           "run_report", "start_run"]
+__all__ = ["FINGERPRINT_FILE", "RUN_FILE", "RUN_VERSION", "SUCCESS_FILE", "add_to_report", "check_output", "finish_run",
+           "read_fingerprint", "read_report", "run_report", "start_run"]
 
 FINGERPRINT_FILE = "fingerprint.json"
 RUN_FILE = "run.json"
@@ -39,6 +40,13 @@ def start_run(output: str, fingerprint: Fingerprint, *, new_fingerprint: bool = 
         remove_published(output)
     write_atomically(join(output, FINGERPRINT_FILE), _json_bytes(
         {"version": RUN_VERSION, "digest": fingerprint.digest, "facts": dict(fingerprint.facts)}))
+
+
+def check_output(output: str, fingerprint: Fingerprint) -> None:
+    """Refuse a folder that was made under another print; touches nothing."""
+    previous = read_fingerprint(output)
+    if previous not in (None, fingerprint):
+        raise OutputError(_refusal(output, fingerprint.differences(previous)))
 
 
 def _refusal(output: str, differences: list[str]) -> str:
@@ -70,6 +78,17 @@ def finish_run(output: str, report: Mapping[str, object]) -> None:
     write_atomically(join(output, RUNS_FOLDER, f"{report['run']}.json"), data)
     write_atomically(join(output, RUN_FILE), data)
     write_atomically(join(output, SUCCESS_FILE), b"")
+
+
+def read_report(output: str, run: str) -> dict[str, Any]:
+    """What `_runs/<run>.json` says."""
+    report: dict[str, Any] = json.loads(read_bytes(join(output, RUNS_FOLDER, f"{run}.json")))
+    return report
+
+
+def add_to_report(output: str, run: str, facts: Mapping[str, object]) -> None:
+    """Put what only the launcher knows into the reports of a finished run."""
+    finish_run(output, {**read_report(output, run), **facts})
 
 
 def _json_bytes(value: Mapping[str, object]) -> bytes:

@@ -59,6 +59,10 @@ class ProgressSample:
         """Failed rows of every code."""
         return sum(self.failed.values())
 
+    def as_facts(self) -> dict[str, object]:
+        """Values for a JSON file."""
+        return asdict(self)
+
 
 _SUMMED = ("load_seconds", "answered", "active", "capacity", "queued", "prompt_tokens", "generated_tokens",
            "recomputed_tokens", "pages_used", "pages_total", "evictions", "holds", "steps", "busy_seconds", "engines")
@@ -120,7 +124,7 @@ class ProgressWriter:
         sample = self._sample()
         if sample is None:
             return False
-        data = json.dumps(asdict(sample())).encode()
+        data = json.dumps(sample().as_facts()).encode()
         try:
             with self._lock:
                 files.write_atomically(self._path, data)

@@ -1,0 +1,59 @@
+"""A model folder made into a running engine.
+
+Owns the order: threads fixed, weights loaded, kernels tested on this machine, prints computed, driver started.  Does
+not know Beam, rows or who shares the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from batchgen_beam.engine.driver import Driver
+from batchgen_beam.engine.engine import Engine
+from batchgen_beam.engine.stats import EngineFacts
+from batchgen_beam.kernels.self_test import SelfTest, check_invariance
+from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.records import Fingerprint
+from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.model_folder import ModelFolder
+from batchgen_beam.transforms.prints import numeric_print
+from batchgen_beam.weights.loader import load_model
+
+__all__ = ["LoadedEngine", "load_engine"]
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """The driver of a running engine, and what is known about its arithmetic."""
+
+    driver: Driver
+    self_test: SelfTest
+    numeric: Fingerprint
+
+    def summary(self) -> str:
+        """The facts in one line."""
+        return ", ".join(f"{name} {value}" for name, value in self.numeric.facts)
+
+
+def load_engine(model: ModelFolder, settings: EngineSettings, content: str) -> LoadedEngine:
+    """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print.
+
+    Kernels whose self-test fails run all the same, but every answer's numeric print says that they are not
+    deterministic.  Raises `OptionError` where the KV memory does not hold one row of the context limit.
+    """
+    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    kernels = TorchKernels(getattr(torch, settings.dtype))
+    weights = load_model(model.path, kernels)
+    test = check_invariance(kernels, model.config)
+    for failure in test.failures:
+        LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
+    numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)
+    facts = EngineFacts(eos_ids=model.eos_ids, text_vocabulary=model.text_vocabulary, content_print=content,
+                        numeric_print=numeric.digest)
+    return LoadedEngine(driver=Driver(Engine(weights, kernels, settings, facts)), self_test=test, numeric=numeric)

@@ -1,0 +1,96 @@
+"""From what the user calls a model to a local folder in the one form that everything else knows.
+
+Owns the cache of converted GGUF files: one folder for each file content, made once even if several processes ask at
+the same time, and visible only when it is complete.  Does not know architectures or tokenizers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from batchgen_beam.errors import CheckpointError
+from batchgen_beam.text.gguf_tokenizer import write_tokenizer
+from batchgen_beam.weights.gguf import convert, read_metadata
+
+__all__ = ["CONVERTER_VERSION", "resolve_model"]
+
+LOG = logging.getLogger(__name__)
+
+CONVERTER_VERSION = 1
+"""Part of the cached folder's name: raised when a conversion would give other files."""
+
+_GGUF_MAGIC = b"GGUF"
+_READ_BYTES = 1 << 22
+
+
+def resolve_model(uri: str, cache_dir: Path) -> Path:
+    """The folder of the model: a folder as it is, a GGUF file converted into `cache_dir`.
+
+    Raises:
+        CheckpointError: nothing is there, the scheme is not supported, or the file is no GGUF file.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme.lower() != "file":
+        raise CheckpointError(f"model {uri!r}: scheme {scheme!r} is not supported; give a local folder or a GGUF file")
+    path = Path(rest if separator else uri).expanduser().absolute()
+    if path.is_dir():
+        return path
+    if not path.is_file():
+        raise CheckpointError(f"model {uri!r}: there is neither a folder nor a file of that name")
+    with path.open("rb") as stream:
+        if stream.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+            raise CheckpointError(f"model {uri!r} is a file but no GGUF file; give the folder that holds config.json")
+    return _converted(path, cache_dir)
+
+
+def _converted(file: Path, cache_dir: Path) -> Path:
+    cache = cache_dir.expanduser().absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"gguf-{_content_hash(file)[:32]}-v{CONVERTER_VERSION}"
+    if not folder.is_dir():
+        with _locked(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                _convert_into(file, folder)
+    return folder
+
+
+def _convert_into(file: Path, folder: Path) -> None:
+    """Convert beside the folder and rename, so that a folder of that name is always whole."""
+    started = time.monotonic()
+    partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    partial.mkdir()
+    try:
+        convert(file, partial)
+        write_tokenizer(read_metadata(file), partial)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    LOG.info("converted %s into %s in %.1f s", file, folder, time.monotonic() - started)
+
+
+def _content_hash(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file lock; the system frees it if the process dies."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

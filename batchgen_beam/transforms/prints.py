@@ -1,0 +1,51 @@
+"""The two prints: what decides the answers, and what decides their last bits.
+
+Owns which facts belong to which.  The content print decides whether an output folder may be reused; the numeric print
+is stored with every answer.  Never a path, a name or a time is part of either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from batchgen_beam.records import Fingerprint
+from batchgen_beam.settings import OUTPUT_VERSION, GenerationDefaults
+from batchgen_beam.transforms.model_folder import ModelFolder
+from batchgen_beam.weights.identity import weights_identity
+
+__all__ = ["TEMPLATE_CLOCK", "content_print", "numeric_print"]
+
+TEMPLATE_CLOCK = "template_clock"
+"""The fact that a resumed run takes over from the output folder, so that its prompts say the same date."""
+
+_NONE = "none"
+
+
+def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, clock: str) -> Fingerprint:
+    """Facts that decide the answer of a row; `clock` counts only where the template asks for the time."""
+    template = model.template
+    facts: dict[str, object] = {
+        "model_config": hashlib.sha256((model.path / "config.json").read_bytes()).hexdigest()[:32],
+        "weights": weights_identity(model.path)[:32],
+        "tokenizer": model.tokenizer.identity,
+        "template": _NONE if template is None else template.identity,
+        "eos_ids": sorted(model.eos_ids),
+        "context_limit": model.context_limit,
+        "dtype": dtype,
+        "seed": defaults.seed,
+        "logprobs": defaults.logprobs,
+        "max_tokens": defaults.max_tokens,
+        "output_version": OUTPUT_VERSION,
+    }
+    for name in ("temperature", "top_k", "top_p"):
+        ours = getattr(defaults, name)
+        facts[name] = getattr(model.defaults, name) if ours is None else ours
+    if template is not None and template.uses_clock:
+        facts[TEMPLATE_CLOCK] = clock
+    return Fingerprint.of(facts)
+
+
+def numeric_print(kernel_facts: Mapping[str, object], *, deterministic: bool) -> Fingerprint:
+    """What decides the bits: the kernel set's own facts, and whether its self-test held on this machine."""
+    return Fingerprint.of({**kernel_facts, "deterministic": deterministic})

@@ -1,0 +1,52 @@
+"""The job as a Beam graph.
+
+Owns the wiring of the transforms and nothing else: no flag is read and no file is opened here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import apache_beam as beam
+
+from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.inputs import InputPlan
+from batchgen_beam.transforms.finish import CountRepeatedIds, FinishRun
+from batchgen_beam.transforms.generate import Generate
+from batchgen_beam.transforms.host import HostHandle
+from batchgen_beam.transforms.lanes import ToLanes
+from batchgen_beam.transforms.prepare import Prepare
+from batchgen_beam.transforms.publish import Publish
+from batchgen_beam.transforms.read import ReadShards
+from batchgen_beam.transforms.route import RouteToUnits
+
+__all__ = ["JobSpec", "build_job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """All that the graph depends on.  `facts` go into the run's report; `clock` gives seconds since the epoch."""
+
+    plan: InputPlan
+    columns: InputColumns
+    output: str
+    run: str
+    model: str
+    lanes: int
+    handle: HostHandle
+    facts: Mapping[str, object]
+    clock: Callable[[], float]
+
+
+def build_job(pipeline: beam.Pipeline, job: JobSpec) -> beam.PCollection:
+    """Add the job to a pipeline; the result is one `RunTotals`, once `_SUCCESS` stands."""
+    read = pipeline | "ReadShards" >> ReadShards(job.plan, job.columns)
+    prepared = read.rows | "Prepare" >> Prepare(job.handle)
+    generated = prepared.prompts | "ToLanes" >> ToLanes(job.lanes) | "Generate" >> Generate(job.handle)
+    answers = (prepared.failures, generated) | "Answers" >> beam.Flatten()
+    routed = (read.placements, answers) | "RouteToUnits" >> RouteToUnits()
+    units = (read.manifests, routed.placed) | "Publish" >> Publish(job.output, model=job.model)
+    repeated = read.placements | "CountRepeatedIds" >> CountRepeatedIds()
+    finish = FinishRun(job.output, job.run, job.facts, clock=job.clock)
+    return (units, routed.totals, repeated) | "Finish" >> finish

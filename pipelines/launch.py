@@ -1,0 +1,116 @@
+"""One run from flags to its report.
+
+Owns the order of events around Beam: checks, the engine loaded early where it lives in this process, progress, the
+final report.  Does not know what the checks are (`checks`) nor the graph (`build`).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NoReturn, TextIO
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import SetupOptions
+
+from batchgen_beam.pipelines.build import JobSpec, build_job
+from batchgen_beam.pipelines.checks import CheckedRun, check_run
+from batchgen_beam.pipelines.options import BatchgenOptions
+from batchgen_beam.pipelines.progress import ProgressDisplay
+from batchgen_beam.pipelines.request import RunRequest
+from batchgen_beam.pipelines.runners import RunnerFacts, pin_runner
+from batchgen_beam.pipelines.summary import show_summary
+from batchgen_beam.storage.run_files import add_to_report, read_report, start_run
+from batchgen_beam.transforms.host import HostHandle
+from batchgen_beam.transforms.progress_files import progress_folder, read_samples, total
+
+__all__ = ["Streams", "run_job"]
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Where results are told (`out`) and where notes and progress go (`err`)."""
+
+    out: TextIO
+    err: TextIO
+
+    def note(self, text: str) -> None:
+        """One line beside the results."""
+        self.err.write(text + "\n")
+        self.err.flush()
+
+
+def run_job(options: BatchgenOptions, streams: Streams) -> int:
+    """Run the main job; returns how many rows failed.
+
+    Raises `UserError` before Beam starts where something is refused, `FatalError` or Beam's `RuntimeError` where the
+    job stopped, `KeyboardInterrupt` when it was interrupted.
+    """
+    request = RunRequest.of(options)
+    runner = pin_runner(options)
+    now = datetime.now(UTC)
+    run = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
+    checked = check_run(request, runner, now=now, progress=progress_folder(request.output, run))
+    for line in filter(None, (runner.note, *checked.plan.warnings)):
+        streams.note(line)
+    handle = HostHandle(checked.host)
+    if runner.in_launcher:
+        streams.note("loading the model")
+        handle.acquire().engine()
+    start_run(request.output, checked.fingerprint, new_fingerprint=request.new_fingerprint)
+    _run_pipeline(options, _job(request, runner, checked, handle, run, now), streams)
+    return _report(request, run, handle, streams)
+
+
+def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: HostHandle, run: str,
+         now: datetime) -> JobSpec:
+    facts: Mapping[str, object] = {
+        "started": now.isoformat(timespec="seconds"),
+        "inputs": list(request.inputs),
+        "model": _model_name(request.model),
+        "content_print": {"digest": checked.fingerprint.digest, **dict(checked.fingerprint.facts)},
+        "runner": runner.name,
+        "lanes": checked.lanes,
+    }
+    return JobSpec(plan=checked.plan, columns=request.columns, output=request.output, run=run,
+                   model=_model_name(request.model), lanes=checked.lanes, handle=handle, facts=facts, clock=time.time)
+
+
+def _model_name(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def _run_pipeline(options: BatchgenOptions, job: JobSpec, streams: Streams) -> None:
+    options.view_as(SetupOptions).save_main_session = False
+    pipeline = beam.Pipeline(options=options)
+    build_job(pipeline, job)
+    settings = job.handle.settings
+    assert settings.progress is not None
+    with _interruptible(), ProgressDisplay(settings.progress, rows=job.plan.rows, interval=settings.progress_interval,
+                                           stream=streams.err):
+        pipeline.run().wait_until_finish()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A termination signal ends the run as Ctrl-C does: what is published stays, the same command goes on."""
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(request: RunRequest, run: str, handle: HostHandle, streams: Streams) -> int:
+    assert handle.settings.progress is not None
+    figures = total(read_samples(handle.settings.progress))
+    add_to_report(request.output, run, {"engine": figures.as_facts()})
+    report = read_report(request.output, run)
+    return show_summary(report, figures, output=request.output, stream=streams.out)

@@ -1,0 +1,102 @@
+"""The console script `batchgen-beam`: subcommands, and exceptions as exit codes.
+
+Owns the exit codes: 0 done, 3 done with failed rows, 2 the user's mistake, 130 interrupted, 1 fatal.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from batchgen_beam.errors import FatalError, OptionError, UserError
+
+__all__ = ["COMMANDS", "FATAL", "INTERRUPTED", "OK", "ROWS_FAILED", "USER_ERROR", "main"]
+
+OK = 0
+FATAL = 1
+USER_ERROR = 2
+ROWS_FAILED = 3
+INTERRUPTED = 130
+
+COMMANDS = {
+    "run": "answer every row of Parquet or JSONL files",
+    "demo": "the same on the committed example rows, with a small real model",
+    "inspect": "what a model is, and whether it would run",
+}
+
+_HELP = ("-h", "--help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code and writes one message for each mistake."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(given)
+    except UserError as error:
+        return _stopped(USER_ERROR, str(error))
+    except KeyboardInterrupt:
+        return _stopped(INTERRUPTED, "interrupted; what was published stays, the same command runs the job again")
+    except (FatalError, RuntimeError) as error:
+        sys.stderr.write(f"{error}\n")
+        return _stopped(FATAL, f"the job stopped: {_last_line(error)}")
+
+
+def _stopped(code: int, message: str) -> int:
+    sys.stderr.write(f"batchgen-beam: {message}\n")
+    return code
+
+
+def _dispatch(given: Sequence[str]) -> int:
+    if not given or given[0] in _HELP:
+        print(_usage())
+        return OK if given else USER_ERROR
+    command, flags = given[0], given[1:]
+    if command not in COMMANDS:
+        raise OptionError(f"unknown command {command!r}; use one of {', '.join(COMMANDS)}")
+    if command == "inspect":
+        return _inspect(flags)
+    return _run(command, flags)
+
+
+def _inspect(flags: Sequence[str]) -> int:
+    with _quiet_imports():
+        from batchgen_beam.pipelines.inspect_model import inspect_model
+    inspect_model(flags, sys.stdout)
+    return OK
+
+
+def _run(command: str, flags: Sequence[str]) -> int:
+    with _quiet_imports():
+        from batchgen_beam.pipelines.demo import demo_options
+        from batchgen_beam.pipelines.launch import Streams, run_job
+        from batchgen_beam.pipelines.options import help_text, parse_options
+    if any(flag in _HELP for flag in flags):
+        print(help_text(command, COMMANDS[command]))
+        return OK
+    options = demo_options(flags) if command == "demo" else parse_options(flags)
+    failed = run_job(options, Streams(sys.stdout, sys.stderr))
+    return ROWS_FAILED if failed and not options.allow_failures else OK
+
+
+@contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Imports of seconds, made only by the commands that need them; Beam warns in them about absent cloud clients."""
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    yield
+    logging.getLogger().setLevel(logging.WARNING)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: batchgen-beam COMMAND [FLAGS]", "", *lines, "", "more: batchgen-beam COMMAND --help"])
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What a user sees while a run goes on: one live line on a terminal, plain lines elsewhere.
+
+Owns the display and the thread that polls the progress files.  Does not know how they are written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+from batchgen_beam.transforms.progress_files import ProgressSample, read_samples, total
+
+__all__ = ["ProgressDisplay", "ProgressReading", "progress_line"]
+
+LIVE_SECONDS = 1.0
+"""A terminal's line is renewed this often; plain lines come as often as the workers report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReading:
+    """All processes at one moment, and the speed since the reading before.  `rows` None: not known."""
+
+    sample: ProgressSample
+    rows: int | None
+    tokens_per_second: float
+    rows_per_second: float
+
+    @property
+    def done(self) -> int:
+        """Rows with an answer or a failure."""
+        return self.sample.answered + self.sample.failed_rows
+
+
+def progress_line(reading: ProgressReading) -> str:
+    """One line: rows, tokens per second, batch fill, time left, failures by code."""
+    sample = reading.sample
+    rows = f"{reading.done} rows" if reading.rows is None else f"{reading.done}/{reading.rows} rows"
+    running = f"running {sample.active}/{sample.capacity}" if sample.engines else "loading the model"
+    parts = [rows, f"{reading.tokens_per_second:.0f} tokens/s", running, f"mean fill {100 * sample.fill:.0f} %"]
+    if reading.rows is not None and reading.rows_per_second > 0 and reading.done < reading.rows:
+        parts.append(f"ETA {_duration((reading.rows - reading.done) / reading.rows_per_second)}")
+    if sample.failed:
+        parts.append("failed " + " ".join(f"{code} {count}" for code, count in sorted(sample.failed.items())))
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class ProgressDisplay:
+    """Polls the progress folder in a thread between `start` and `stop`."""
+
+    def __init__(self, folder: str, *, rows: int | None, interval: float, stream: TextIO,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._rows = rows
+        self._stream = stream
+        self._live = stream.isatty()
+        self._interval = min(interval, LIVE_SECONDS) if self._live else interval
+        self._clock = clock
+        self._began = clock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="batchgen-display", daemon=True)
+
+    def __enter__(self) -> ProgressDisplay:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show()
+        if self._live:
+            self._stream.write("\n")
+
+    def reading(self) -> ProgressReading:
+        """The present state; speeds are means over the time since the first engine began to work."""
+        sample = total(read_samples(self._folder))
+        seconds = max(sample.elapsed_seconds - sample.load_seconds / max(sample.engines, 1), 1e-9)
+        return ProgressReading(sample=sample, rows=self._rows, tokens_per_second=sample.generated_tokens / seconds,
+                               rows_per_second=(sample.answered + sample.failed_rows) / seconds)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            self._show()
+
+    def _show(self) -> None:
+        line = progress_line(self.reading())
+        if self._live:
+            self._stream.write(f"\r\x1b[2K{line}")
+        else:
+            self._stream.write(f"[{_duration(self._clock() - self._began)}] {line}\n")
+        self._stream.flush()

@@ -1,0 +1,69 @@
+"""What a run was asked for: the flags as checked values.
+
+Owns which flags are needed and how they become settings.  Opens no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchgen_beam.errors import OptionError
+from batchgen_beam.pipelines.options import BatchgenOptions
+from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns
+
+__all__ = ["RunRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One `batchgen-beam run`.  `kv_memory` None: decided on each worker."""
+
+    inputs: tuple[str, ...]
+    output: str
+    model: str
+    model_cache: str
+    chat_template: str | None
+    engine: EngineSettings
+    kv_memory: int | None
+    defaults: GenerationDefaults
+    columns: InputColumns
+    lanes: int
+    limit: int | None
+    new_fingerprint: bool
+    progress_interval: float
+
+    @classmethod
+    def of(cls, options: BatchgenOptions) -> RunRequest:
+        """The request of parsed options; an `OptionError` names the flag that is missing or out of range."""
+        for name in ("input", "output", "model"):
+            if not getattr(options, name):
+                raise OptionError(f"--{name} is needed; see batchgen-beam run --help")
+        if options.limit is not None and options.limit < 1:
+            raise OptionError(f"--limit must be at least 1, got {options.limit}")
+        if not options.progress_interval > 0:
+            raise OptionError(f"--progress-interval must be over 0 seconds, got {options.progress_interval}")
+        return cls(
+            inputs=tuple(options.input), output=options.output, model=options.model, model_cache=options.model_cache,
+            chat_template=options.chat_template, engine=_engine(options), kv_memory=options.kv_memory,
+            defaults=_defaults(options), columns=_columns(options), lanes=options.lanes, limit=options.limit,
+            new_fingerprint=options.new_fingerprint,
+            progress_interval=options.progress_interval)
+
+
+def _engine(options: BatchgenOptions) -> EngineSettings:
+    names = ("dtype", "threads", "max_rows", "step_tokens", "prefill_chunk", "kv_host_memory", "max_context")
+    given = {name: getattr(options, name) for name in names}
+    if options.kv_memory is not None:
+        given["kv_memory"] = options.kv_memory
+    return EngineSettings(**given)
+
+
+def _defaults(options: BatchgenOptions) -> GenerationDefaults:
+    names = ("temperature", "top_k", "top_p", "max_tokens", "seed", "logprobs")
+    return GenerationDefaults(**{name: getattr(options, name) for name in names})
+
+
+def _columns(options: BatchgenOptions) -> InputColumns:
+    return InputColumns(id=options.id_column, prompt=options.prompt_column, messages=options.messages_column,
+                        token_ids=options.token_ids_column, keep=tuple(options.keep_columns),
+                        ignore=tuple(options.ignore_columns))

@@ -1,0 +1,78 @@
+"""Which Beam runners a run may use, and what they declare about themselves.
+
+Owns the pinning of local runs to the FnApiRunner and the number of worker slots.  Does not know what a run does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    FlinkRunnerOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+
+from batchgen_beam.errors import OptionError
+
+__all__ = ["LOCAL", "RunnerFacts", "pin_runner"]
+
+LOCAL = "FnApiRunner"
+_PINNED = ("DirectRunner", "SwitchingDirectRunner")
+_REFUSED = ("BundleBasedDirectRunner", "TestDirectRunner", "InteractiveRunner")
+_LAUNCHER_PROCESS = ("in_memory", "multi_threading")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerFacts:
+    """`slots`: bundles that may run at once.  `processes`: worker processes on this machine.
+
+    `in_launcher`: the engine lives in the launcher's own process, so it can be loaded before Beam starts.
+    `note`: one line for the user where another runner was chosen than named.
+    """
+
+    name: str
+    slots: int
+    processes: int
+    in_launcher: bool
+    note: str | None = None
+
+
+def pin_runner(options: PipelineOptions) -> RunnerFacts:
+    """Choose the runner and set it in `options`.
+
+    Beam's DirectRunner picks one of three runners for each pipeline and one of them drops rows in some cases; here it
+    always means the FnApiRunner.  Raises `OptionError` for runners that are not supported.
+    """
+    standard = options.view_as(StandardOptions)
+    asked = (standard.runner or "DirectRunner").rpartition(".")[2]
+    if asked in _REFUSED:
+        raise OptionError(f"--runner={asked} is not supported: it does not run stateful steps reliably; "
+                          f"use --runner={LOCAL}")
+    if standard.streaming:
+        raise OptionError("--streaming is not supported: inputs are finite files")
+    note = None
+    if asked in _PINNED:
+        note = f"runner: {asked} means {LOCAL} here"
+        standard.runner = asked = LOCAL
+    if asked == LOCAL:
+        return _local(options, note)
+    return RunnerFacts(name=asked, slots=_remote_slots(options), processes=1, in_launcher=False, note=note)
+
+
+def _local(options: PipelineOptions, note: str | None) -> RunnerFacts:
+    direct = options.view_as(DirectOptions)
+    in_launcher = direct.direct_running_mode in _LAUNCHER_PROCESS
+    workers = max(1, direct.direct_num_workers)
+    return RunnerFacts(name=LOCAL, slots=workers, processes=1 if in_launcher else workers, in_launcher=in_launcher,
+                       note=note)
+
+
+def _remote_slots(options: PipelineOptions) -> int:
+    workers = options.view_as(WorkerOptions)
+    declared = (options.view_as(FlinkRunnerOptions).parallelism, workers.max_num_workers, workers.num_workers,
+                options.view_as(PortableOptions).sdk_worker_parallelism)
+    return max((value for value in declared if value and value > 0), default=1)

@@ -1,0 +1,94 @@
+"""What a user reads at the end of a run: balanced counts, failures by code, some answers, where the results are.
+
+Owns the wording.  Counts come from the run's report, which the pipeline made from its collections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen_beam.storage.files import join, list_files, read_bytes
+from batchgen_beam.storage.units import FAILURES, RESULTS
+from batchgen_beam.transforms.progress_files import ProgressSample
+
+__all__ = ["show_summary"]
+
+SHOWN_ANSWERS = 3
+SHOWN_CHARS = 160
+SHOWN_FAILURES = 10
+
+
+def show_summary(report: Mapping[str, Any], figures: ProgressSample, *, output: str, stream: TextIO) -> int:
+    """Write the summary; returns how many rows failed."""
+    counts = report["counts"]
+    lines = [*_counts(counts), *_speed(counts, figures), *_samples(output), *_places(report, output)]
+    stream.write("\n".join(lines) + "\n")
+    stream.flush()
+    failed: int = counts["failed"]
+    return failed
+
+
+def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{counts['rows']} rows read = {counts['results']} answered + {counts['failed']} failed"
+    for code, number in counts["failures"].items():
+        yield f"  {code:<22}{number:>8}"
+    reasons = ", ".join(f"{number} {reason}" for reason, number in counts["finish_reasons"].items())
+    if reasons:
+        yield f"answers ended by: {reasons}"
+    if counts["repeated_ids"]:
+        yield (f"{counts['repeated_ids']} ids occur more than once ({counts['repeated_id_rows']} rows); "
+               "every row is answered, column occurrence tells them apart")
+    if counts["conflicts"]:
+        yield f"{counts['conflicts']} answers differed from another answer of their row; one was chosen by rule"
+
+
+def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
+    yield f"{counts['prompt_tokens']} prompt tokens in, {counts['completion_tokens']} tokens out"
+    if figures.engines and figures.busy_seconds:
+        yield (f"engine: {figures.generated_tokens / figures.busy_seconds * figures.engines:.0f} tokens/s while busy, "
+               f"mean batch fill {100 * figures.fill:.0f} % of {figures.capacity} rows, "
+               f"model loaded in {figures.load_seconds / figures.engines:.1f} s")
+        if not figures.deterministic:
+            yield "engine: NOT deterministic on this machine, its self-test failed (see the log)"
+
+
+def _samples(output: str) -> Iterator[str]:
+    answers = _head(output, RESULTS, ["uuid", "text"], SHOWN_ANSWERS)
+    if answers:
+        yield "some answers:"
+    for row in answers:
+        yield f"  {row['uuid']}: {_clipped(row['text'])}"
+    failures = _head(output, FAILURES, ["uuid", "code", "message"], SHOWN_FAILURES)
+    if failures:
+        yield "some failures:"
+    for row in failures:
+        yield f"  {row['uuid']}: {row['code']}: {_clipped(row['message'])}"
+
+
+def _head(output: str, kind: str, columns: list[str], count: int) -> list[dict[str, Any]]:
+    """The first rows of the first files."""
+    rows: list[dict[str, Any]] = []
+    for path in list_files(join(output, kind, "**.parquet")):
+        if len(rows) >= count:
+            break
+        file = pq.ParquetFile(pa.BufferReader(read_bytes(path)))
+        for batch in file.iter_batches(batch_size=count, columns=columns):
+            rows += batch.to_pylist()
+            break
+    return rows[:count]
+
+
+def _clipped(text: str | None) -> str:
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= SHOWN_CHARS else flat[:SHOWN_CHARS] + "..."
+
+
+def _places(report: Mapping[str, Any], output: str) -> Iterator[str]:
+    yield f"results:  {join(output, RESULTS)}"
+    if report["counts"]["failed"]:
+        yield f"failures: {join(output, FAILURES)}"
+    yield f"report:   {join(output, 'run.json')}"
