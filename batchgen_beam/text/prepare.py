@@ -72,7 +72,7 @@ class Preparer:
     def _render(self, value: object) -> str:
         turns = read_turns(value)
         if self._template is None:
-            raise RowError(ErrorCode.TEMPLATE_ERROR, "the model has no chat template; give one with --chat_template")
+            raise RowError(ErrorCode.TEMPLATE_ERROR, "the model has no chat template; give one with --chat-template")
         return self._template.render(turns)
 
     def _encode(self, text: str, *, add_bos: bool) -> array[int]:

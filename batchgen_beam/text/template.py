@@ -100,7 +100,7 @@ def require_template(template: ChatTemplate | None, *, column: str, folder: Path
     """
     if template is None:
         raise InputError(f"the input has messages in column {column!r}, but the model in {folder} has no chat "
-                         "template; give one as a file with --chat_template, or write prompts to a prompt column")
+                         "template; give one as a file with --chat-template, or write prompts to a prompt column")
     return template
 
 
@@ -141,5 +141,5 @@ def _default_of(path: Path, named: list[object]) -> object:
     by_name = {item.get("name"): item.get("template") for item in named if isinstance(item, Mapping)}
     if "default" not in by_name:
         raise CheckpointError(f"{path}: chat_template names {', '.join(map(str, by_name)) or 'nothing'}, but no "
-                              "'default'; give a template file with --chat_template")
+                              "'default'; give a template file with --chat-template")
     return by_name["default"]

@@ -120,7 +120,7 @@ def test_case_18_messages_without_a_template_are_refused_at_start(tmp_path: Path
     """Case 18: a messages column needs a template; without one the run is refused, and a file of the user's helps."""
     save(tmp_path, byte_level())
     assert ChatTemplate.load(tmp_path, specials={}, clock=CLOCK) is None
-    with pytest.raises(InputError, match=r"'messages'.*no chat template.*--chat_template"):
+    with pytest.raises(InputError, match=r"'messages'.*no chat template.*--chat-template"):
         require_template(None, column="messages", folder=tmp_path)
     own = tmp_path / "mine.jinja"
     own.write_text("{{ messages[0].content }}!", encoding="utf-8")

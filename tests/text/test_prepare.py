@@ -104,7 +104,7 @@ def test_messages_may_be_structs_or_json(preparing: Preparer, tokenizer: Tokeniz
 
 def test_messages_without_a_template_fail_their_row(tokenizer: Tokenizer) -> None:
     """A run that starts without template (it has a prompt column, too) fails rows with messages, naming the remedy."""
-    with pytest.raises(RowError, match=r"TEMPLATE_ERROR.*--chat_template"):
+    with pytest.raises(RowError, match=r"TEMPLATE_ERROR.*--chat-template"):
         preparer(tokenizer, None).prepare(row(messages=[USER]))
 
 
