@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import apache_beam as beam
 
@@ -17,11 +16,10 @@ from batchgen_beam.records import RowKey
 from batchgen_beam.storage.published import PublishedUnit, publish_unit
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import Manifest, PlacedAnswer, unit_text
+from batchgen_beam.transforms.wire import GroupParcels, unpack
 
 __all__ = ["Publish", "restore_order"]
 
-MANIFESTS = "manifests"
-PLACED = "placed"
 _NAMED = 5
 """So many rows are named in an error."""
 
@@ -61,15 +59,15 @@ class PublishUnit(beam.DoFn):
         self._output = output
         self._model = model
 
-    def process(self, group: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[RunTotals]:
+    def process(self, group: tuple[str, Iterable[bytes]]) -> Iterator[RunTotals]:
         """The unit's `RunTotals`, once its files stand."""
-        text, sides = group
-        manifests: list[Manifest] = list(sides[MANIFESTS])
-        placed: list[PlacedAnswer] = list(sides[PLACED])
-        if not manifests:
+        text, packed = group
+        parcels = [unpack(parcel) for parcel in packed]
+        manifest = next((parcel for parcel in parcels if isinstance(parcel, Manifest)), None)
+        placed = [parcel for parcel in parcels if isinstance(parcel, PlacedAnswer)]
+        if manifest is None:
             raise PublishError(f"unit {text}: it has answers, but no input: {placed[0].key.uuid!r} and "
                                f"{len(placed) - 1} more")
-        manifest = manifests[0]
         ordered = restore_order(manifest, placed)
         publish_unit(self._output, PublishedUnit(unit=manifest.unit, model=self._model, placed=ordered,
                                                  kept=manifest.kept))
@@ -89,8 +87,5 @@ class Publish(beam.PTransform):
 
     def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
         """`inputs` are manifests and placed answers."""
-        manifests, placed = inputs
         publish = beam.ParDo(PublishUnit(self._output, self._model)).with_output_types(RunTotals)
-        return ({MANIFESTS: manifests, PLACED: placed}
-                | "ByUnit" >> beam.CoGroupByKey()
-                | "PublishUnit" >> publish)
+        return inputs | "ByUnit" >> GroupParcels() | "PublishUnit" >> publish

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apache_beam as beam
 from apache_beam.pvalue import TaggedOutput
@@ -16,13 +16,12 @@ from batchgen_beam.errors import PublishError
 from batchgen_beam.records import Answer, Failure, Outcome, RowKey
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import PlacedAnswer, Placement
+from batchgen_beam.transforms.wire import GroupParcels, unpack
 
 __all__ = ["RouteToUnits", "Routed", "SettledAnswers", "settle"]
 
 PLACED = "placed"
 TOTALS = "totals"
-PLACEMENTS = "placements"
-ANSWERS = "answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,8 @@ def settle(answers: Sequence[Answer]) -> SettledAnswers:
 
     Depends on the set of answers, never on their order.
     """
+    if len(answers) == 1:
+        return SettledAnswers(tuple(answers), 0, 0)
     outcomes = [answer for answer in answers if isinstance(answer, Outcome)]
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if outcomes:
@@ -73,11 +74,12 @@ def _failure_rank(failure: Failure) -> tuple[str, str, str]:
 class RouteRow(beam.DoFn):
     """All places and all answers of one row key."""
 
-    def process(self, group: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[tuple[str, PlacedAnswer] | TaggedOutput]:
+    def process(self, group: tuple[str, Iterable[bytes]]) -> Iterator[tuple[str, PlacedAnswer] | TaggedOutput]:
         """(Unit text, PlacedAnswer) for each place; counts of repeated answers on `totals`."""
-        text, sides = group
-        placements: list[Placement] = list(sides[PLACEMENTS])
-        answers: list[Answer] = list(sides[ANSWERS])
+        text, packed = group
+        parcels = [unpack(parcel) for parcel in packed]
+        placements = [parcel for parcel in parcels if isinstance(parcel, Placement)]
+        answers = [parcel for parcel in parcels if not isinstance(parcel, Placement)]
         _check(RowKey.parse(text), placements, answers)
         settled = settle(answers)
         for place in placements:
@@ -104,17 +106,16 @@ class Routed(NamedTuple):
 
 
 class RouteToUnits(beam.PTransform):
-    """(row key text, Placement), (row key text, Answer) -> Routed.
+    """(row key text, Placement) and (row key text, Answer), in as many collections as there are -> Routed.
 
     An answer without place or a place without answer is a `PublishError` that names the row.
     """
 
-    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> Routed:
-        """`inputs` are placements and answers."""
-        placements, answers = inputs
+    def expand(self, inputs: Sequence[beam.PCollection]) -> Routed:
+        """See the class."""
         route = beam.ParDo(RouteRow()).with_output_types(tuple[str, PlacedAnswer], totals=RunTotals)
         outputs = (
-            {PLACEMENTS: placements, ANSWERS: answers}
-            | "ByRowKey" >> beam.CoGroupByKey()
+            inputs
+            | "ByRowKey" >> GroupParcels()
             | "RouteRow" >> route.with_outputs(TOTALS, main=PLACED))
         return Routed(outputs[PLACED], outputs[TOTALS])

@@ -1,0 +1,95 @@
+"""Compact bytes for what crosses a shuffle in bulk: places, answers, manifests.
+
+Owns an encoding that lives as long as one job.  Does not know the keys of shuffles or what is done with the values.
+Frozen slotted records pickle slowly, and local runners hold a whole shuffle in memory: there bytes stay bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import apache_beam as beam
+
+from batchgen_beam.records import Answer, Failure, FinishReason, Outcome, RowKey, SamplingParams, TokenLogprobs
+from batchgen_beam.storage.units import Manifest, PlacedAnswer, Placement
+
+__all__ = ["GroupParcels", "Parcel", "pack", "unpack"]
+
+Parcel = Placement | Answer | Manifest | PlacedAnswer
+
+_SEPARATE = ("key", "finish_reason", "logprobs", "params")
+_PLAIN_NAMES = tuple(name for name in Outcome.__dataclass_fields__ if name not in _SEPARATE)
+_plain_values = attrgetter(*_PLAIN_NAMES)
+_logprob_values = attrgetter(*TokenLogprobs.__dataclass_fields__)
+_param_values = attrgetter(*SamplingParams.__dataclass_fields__)
+
+Plain = tuple[Any, ...]
+
+
+def pack(parcel: Parcel) -> bytes:
+    """The parcel's bytes; `unpack` restores an equal one."""
+    return pickle.dumps(_plain(parcel), protocol=5)
+
+
+def _plain(parcel: Parcel) -> Plain:
+    match parcel:
+        case Placement():
+            return "place", parcel.unit, parcel.row, parcel.rank, parcel.occurrence
+        case Outcome():
+            return ("outcome", parcel.key.text, str(parcel.finish_reason), _logprob_values(parcel.logprobs),
+                    _param_values(parcel.params), _plain_values(parcel))
+        case Failure():
+            return "failure", parcel.key.text, parcel.code, parcel.message, parcel.prompt_head
+        case PlacedAnswer():
+            return "placed", parcel.row, parcel.rank, parcel.occurrence, [_plain(answer) for answer in parcel.answers]
+        case Manifest():
+            return "manifest", parcel.unit, parcel.keys, parcel.kept
+
+
+def unpack(data: bytes) -> Any:
+    """The inverse of `pack`."""
+    return _restored(pickle.loads(data))
+
+
+def _restored(plain: Plain) -> Parcel:
+    match plain:
+        case "place", *values:
+            return Placement(*values)
+        case "failure", key, code, message, head:
+            return Failure(key=RowKey.parse(key), code=code, message=message, prompt_head=head)
+        case "placed", row, rank, occurrence, answers:
+            restored: Any = tuple(_restored(answer) for answer in answers)
+            return PlacedAnswer(row=row, rank=rank, occurrence=occurrence, answers=restored)
+        case "manifest", unit, keys, kept:
+            return Manifest(unit=unit, keys=keys, kept=kept)
+        case _:
+            return _outcome(*plain[1:])
+
+
+def _outcome(key: str, reason: str, logprobs: Plain, params: Plain, values: Plain) -> Outcome:
+    return Outcome(
+        key=RowKey.parse(key), finish_reason=FinishReason(reason),
+        logprobs=TokenLogprobs(**dict(zip(TokenLogprobs.__dataclass_fields__, logprobs, strict=True))),
+        params=SamplingParams(**dict(zip(SamplingParams.__dataclass_fields__, params, strict=True))),
+        **dict(zip(_PLAIN_NAMES, values, strict=True)))
+
+
+def _packed(keyed: tuple[str, Parcel]) -> tuple[str, bytes]:
+    return keyed[0], pack(keyed[1])
+
+
+class GroupParcels(beam.PTransform):
+    """Collections of (text, Parcel) -> (text, the packed parcels of all collections under it), in no order.
+
+    Not `CoGroupByKey`: its tags make every value an object again that local runners would hold.
+    """
+
+    def expand(self, inputs: Sequence[beam.PCollection]) -> beam.PCollection:
+        """See the class."""
+        packed = tuple(
+            side | f"Pack{number}" >> beam.Map(_packed).with_output_types(tuple[str, bytes])
+            for number, side in enumerate(inputs))
+        return packed | "Together" >> beam.Flatten() | "ByKey" >> beam.GroupByKey()
