@@ -29,7 +29,10 @@ def read_turns(value: object) -> list[dict[str, Plain]]:
         raise _invalid(f"messages should be a list of turns with role and content, got {_kind(value)}")
     if not value:
         raise _invalid("messages holds no turn")
-    return [_turn(f"messages[{i}]", item) for i, item in enumerate(value)]
+    try:
+        return [_turn(f"messages[{i}]", item) for i, item in enumerate(value)]
+    except RecursionError as error:
+        raise _invalid("messages is nested too deeply") from error
 
 
 def _parse(text: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -17,10 +18,10 @@ from batchgen_beam.settings import GenerationDefaults
 from batchgen_beam.text.model_files import ModelDefaults
 from batchgen_beam.text.prepare import Preparer, prompt_head
 from batchgen_beam.text.tokenizer import Tokenizer
-
 from tests.text.tiny import byte_level, preparer, row, save, write_json
 
 USER = {"role": "user", "content": "the end"}
+DEEP = functools.reduce(lambda inner, _: [inner], range(5000), "x")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,7 @@ def preparing(tokenizer: Tokenizer) -> Preparer:
     ({"messages": "hello"}, ErrorCode.INVALID_ROW, "no JSON"),
     ({"messages": '{"role": "user", "content": "x"}'}, ErrorCode.INVALID_ROW, "list of turns"),
     ({"messages": "[" * 100_000}, ErrorCode.INVALID_ROW, "no JSON"),
+    ({"messages": [USER | {"deep": DEEP}]}, ErrorCode.INVALID_ROW, "nested too deeply"),
     ({"messages": 3}, ErrorCode.INVALID_ROW, "list of turns"),
     ({"messages": []}, ErrorCode.INVALID_ROW, "no turn"),
     ({"messages": ["x"]}, ErrorCode.INVALID_ROW, "messages[0] should be a turn"),

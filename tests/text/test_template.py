@@ -10,7 +10,6 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from batchgen_beam.errors import CheckpointError, ErrorCode, RowError
 from batchgen_beam.text.template import ChatTemplate
-
 from tests.text.tiny import CHATML, CLOCK, template, write_json
 
 TALK = [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": " What is <b>π</b>? "},
@@ -41,7 +40,8 @@ RENDERED = {
                "{{ tools is none }}{{ nothing is defined }}{{ messages | map(attribute='role') | unique | list }}",
     "macros": "{% macro say(m, pad='-') %}{{ pad ~ m.role ~ pad }}{% endmacro %}{% for m in messages %}{{ say(m) }}"
               "{% if loop.index == 2 %}{% continue %}{% endif %}{{ say(m, pad='*') }}"
-              "{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}{% set block %}x{{ 1 + 2 * 3 }}{% endset %}{{ block }}",
+              "{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}"
+              "{% set block %}x{{ 1 + 2 * 3 }}{% endset %}{{ block }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "tuples": "{% for key, value in messages[0].items() %}{{ key }}={{ value }};{% endfor %}{{ (1, 2)[0] }}{{ 7 % 4 }}"
               "{{ {'a': [1, 2]}['a'][1] }}{{ 'ab' * 3 }}{{ range(3) | list }}{{ 'x' in ['x'] }}{{ 1 < 2 < 3 }}",
