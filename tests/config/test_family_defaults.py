@@ -36,7 +36,7 @@ FAMILIES = sorted(set(get_registered_models()) - NOT_IN_TRANSFORMERS)
 
 
 def reference(model_type: str, **values: Any) -> dict[str, Any]:
-    """transformers' configuration of the text model, as plain values."""
+    """Transformers' configuration of the text model, as plain values."""
     found: dict[str, Any] = CONFIG_MAPPING[TEXT_OF_OTHERS.get(model_type, model_type)](**values).to_dict()
     return found
 
@@ -51,9 +51,13 @@ def shared_fields(ours: ModelConfig, theirs: dict[str, Any]) -> dict[str, tuple[
     return pairs
 
 
-def plain_eos(value: object) -> tuple[object, ...]:
-    """One id, several or none as a tuple."""
-    return tuple(value) if isinstance(value, list) else () if value is None else (value,)
+def comparable(name: str, value: object) -> object:
+    """A value of theirs in our form: lists as tuples; one id, several or none as a tuple."""
+    if isinstance(value, list):
+        return tuple(value)
+    if name == "eos_token_ids":
+        return () if value is None else (value,)
+    return value
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -61,8 +65,7 @@ def test_defaults(model_type: str) -> None:
     """What both classes know has the same default; what differs is listed here with its reason."""
     theirs = reference(model_type)
     pairs = shared_fields(get_registered_models()[model_type](model_type=model_type), theirs)  # type: ignore[call-arg]
-    differing = {name: (our, their) for name, (our, their) in pairs.items()
-                 if our != (plain_eos(their) if name == "eos_token_ids" else tuple(their) if isinstance(their, list) else their)}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != comparable(name, pair[1])}
     allowed = {
         "kimi_k25": {"tie_word_embeddings"},  # the outer class of transformers ties by default, its text part does not
         "qwen2_moe": {"sliding_window"},  # 0 there, where no window is used
@@ -98,8 +101,8 @@ def test_file_written_by_transformers(model_type: str, tmp_path: Path) -> None:
     config = load_config(str(tmp_path))
     theirs = reference_config.to_dict()
     for name, (our, their) in shared_fields(config, theirs).items():
-        wanted = plain_eos(their) if name == "eos_token_ids" else tuple(their) if isinstance(their, list) else their
-        assert our == wanted or (our is False and wanted is None) or name == "head_dim" and wanted is None, name
+        wanted = comparable(name, their)
+        assert our == wanted or (our is False and wanted is None) or (name == "head_dim" and wanted is None), name
     assert (config.hidden_size, config.vocab_size, config.eos_token_ids) == (96, 321, (1, 2))
 
 
@@ -112,17 +115,19 @@ def test_gemma3_legacy_and_nested_rope_agree(tmp_path: Path) -> None:
     CONFIG_MAPPING["gemma3_text"].from_pretrained(tmp_path).save_pretrained(tmp_path)
     assert "sliding_attention" in json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
     second = load_config(str(tmp_path))
-    assert isinstance(first, Gemma3Config) and isinstance(second, Gemma3Config)
+    assert isinstance(first, Gemma3Config)
+    assert isinstance(second, Gemma3Config)
     assert first.rope == second.rope == RopeParameters(rope_type="linear", theta=5e5, factor=8.0)
     assert first.local_rope == second.local_rope == RopeParameters(theta=2e4)
 
 
 def test_kimi_linear_layers(tmp_path: Path) -> None:
     """The lists of recurrent and attention layers are read from their own object, and typed."""
-    linear = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
+    linear = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4, "head_dim": 16}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "kimi_linear", "linear_attn_config": linear}))
     config: Any = load_config(str(tmp_path))
-    assert config.linear_attention.kda_layers == (1, 2, 3) and config.linear_attention.num_heads == 4
+    assert config.linear_attention.kda_layers == (1, 2, 3)
+    assert config.linear_attention.num_heads == 4
     linear["kda_layers"] = "all"  # type: ignore[assignment]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "kimi_linear", "linear_attn_config": linear}))
     with pytest.raises(ValueError, match=r"config\.json: linear_attn_config: kda_layers must be a list"):

@@ -84,13 +84,15 @@ def test_quantization_is_read(tmp_path: Path) -> None:
     assert load(tmp_path).quantization is None
     assert load(tmp_path, quantization_config={"quant_method": "gptq"}).quantization == "gptq"
     assert load(tmp_path, quantization_config={"bits": 4}).quantization == "unnamed method"
-    assert load(tmp_path, compression_config={"quant_method": "compressed-tensors"}).quantization == "compressed-tensors"
+    assert load(tmp_path, quantization_config={}).quantization is None
+    assert load(tmp_path, compression_config={"quant_method": "sparse"}).quantization == "sparse"
 
 
 def test_fake_config(tmp_path: Path) -> None:
     """The fake model's kinds are the cache kinds; another word is refused with the allowed ones."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "batchgen_fake", "kind": "windowed", "window": 7}))
     config = load_config(str(tmp_path))
-    assert isinstance(config, FakeConfig) and (config.kind, config.window) == ("windowed", 7)
+    assert isinstance(config, FakeConfig)
+    assert (config.kind, config.window) == ("windowed", 7)
     with pytest.raises(CheckpointError, match="'ring' is unknown; use one of paged, windowed, state"):
         FakeConfig(kind="ring")

@@ -55,7 +55,7 @@ def test_uuid_order(indices: list[int], expected: list[str | None]) -> None:
     ((), [], True),
 ])
 def test_expected_order(indices: list[int], expected: list[str], matches: bool) -> None:
-    """False for other lengths, an unmapped id, another order of the same set; index 0 is valid; lists and tuples alike."""
+    """False for other lengths, an unmapped id, another order; index 0 is valid; lists and tuples alike."""
     assert batch_matches_expected_uuid_order(indices, expected, {"seq-a": 4, "seq-b": 1, "seq-zero": 0}) is matches
 
 
@@ -67,7 +67,7 @@ def test_spans() -> None:
 
 
 def test_spans_take_zero_lengths_duplicates_and_zero_ids() -> None:
-    """A zero length gives `start == end`; duplicates, global id 0 and further map entries are fine; lengths are `int`."""
+    """A zero length gives `start == end`; duplicates, global id 0 and more map entries are fine; lengths are `int`."""
     spans = build_prefill_sequence_spans([0, 4, 0], [0, 2.0, 3], {**UUIDS, 0: "seq-z"},  # type: ignore[list-item]
                                          {**GLOBAL_IDS, 0: 0, 77: 8})
     assert [(s.uuid, s.global_seq_id, s.seq_len, s.start, s.end) for s in spans] == [
@@ -77,7 +77,7 @@ def test_spans_take_zero_lengths_duplicates_and_zero_ids() -> None:
 
 def test_spans_refuse_other_lengths_before_any_look_up() -> None:
     """The `ValueError` says `same length` and both lengths, also where an id would be missing."""
-    with pytest.raises(ValueError, match="same length.*3.*1"):
+    with pytest.raises(ValueError, match=r"same length.*3.*1"):
         build_prefill_sequence_spans([9, 9, 9], [5], {}, {})
 
 
@@ -93,7 +93,8 @@ def test_spans_name_the_first_row_without_id(indices: list[int], uuids: dict[int
         build_prefill_sequence_spans(indices, [1] * len(indices), uuids, ids)
     assert all(word in str(caught.value) for word in words)
     if len(words) == 1:
-        assert "uuid" in str(caught.value) and "global" not in str(caught.value)
+        assert "uuid" in str(caught.value)
+        assert "global" not in str(caught.value)
 
 
 def test_offsets_and_global_ids() -> None:

@@ -36,6 +36,7 @@ def read_rows() -> list[NamedModel]:
 
 ROWS = read_rows()
 BARE = [row for row in ROWS if re.fullmatch(r"\s*([\w.-]+/)?[\w.-]+(@\w+)?\s*", row.identifier or "", re.ASCII)]
+EMPTY = [row for row in ROWS if not (row.identifier or "").strip()]
 PATHS = [row for row in ROWS if re.search(r"^/|^\./|\\|://", row.identifier or "")]
 
 
@@ -84,7 +85,7 @@ def test_bare_names(row: NamedModel) -> None:
     assert config.name_or_path == row.identifier
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if not (row.identifier or "").strip()], ids=lambda row: repr(row.identifier))
+@pytest.mark.parametrize("row", EMPTY, ids=lambda row: repr(row.identifier))
 def test_empty_names(row: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty text is refused, and never read as the current folder."""
     monkeypatch.chdir(tmp_path)
@@ -97,5 +98,5 @@ def test_empty_names(row: NamedModel, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_paths_without_a_folder(row: NamedModel) -> None:
     """A path whose folder does not exist is refused, however familiar its last part looks."""
     assert row.identifier is not None
-    with pytest.raises(ValueError, match="folder|can't be read"):
+    with pytest.raises(ValueError, match=r"folder|can't be read"):
         load_config(row.identifier)
