@@ -1,15 +1,17 @@
 """Attention over KV pages in which every token is its own row.
 
 Prefill, decode and re-prefill of a token give the same bits: all of them run the same fixed-shape products, one per
-(query block, KV head, page).  Scores of all pages first, their exact maximum (a maximum has no order), weights
-`exp(score - maximum)` in float32, then page sums added one page after another from +0.  A page that a token can't
-see, or that only pads the batch, adds exact zeros.  Inside everything is float32; storage may be narrower.
+(query block, KV head, page), and a softmax per page.  Pages are then merged as in online softmax (Milakov and
+Gimelshein 2018, "Online normalizer calculation for softmax", section 3), except that the exact maximum over all pages
+is known first (a maximum has no order), so that each page has one weight; page results are added one page after another
+from +0.  A page that a token can't see, or that only pads the batch, has weight +0 and changes no bit.
+Inside everything is float32; storage may be narrower.
 
-A query block is `QUERY_BLOCK` consecutive tokens of one row, which share the gathered pages; short blocks are padded.
-Does not know layers, sequences or who owns a page.
+A query block is a fixed number of consecutive tokens of one row, which share the gathered pages; short blocks are
+padded.  Does not know layers, sequences or who owns a page.
 
-Shape suffixes: T tokens, N query blocks, Q tokens of a block, C pages of a slab, P pages of a block, G KV heads,
-H query heads, M = Q * H / G query lines of a KV head, S tokens of a page, d head size.
+Shape suffixes: T tokens, R rows, N query blocks, Q tokens of a block, P pages of a block, C pages of a slab,
+G KV heads, B = N * G products, H query heads, M = Q * H / G query lines of a KV head, S tokens of a page, d head size.
 """
 
 from __future__ import annotations
@@ -22,27 +24,47 @@ from torch import Tensor
 
 from batchgen_beam.models.interface import BatchView, CacheSpec
 
-__all__ = ["QUERY_BLOCK", "append_to_pages", "paged_attention"]
+__all__ = ["QUERY_LINES", "Workspace", "append_to_pages", "paged_attention", "query_block"]
 
-QUERY_BLOCK = 8
-SLAB_ELEMENTS = 1 << 20
-"""Float32 entries gathered at once (4 MiB): the gathered copy should still be in cache when it is multiplied."""
+SLAB_ELEMENTS = 1 << 19
+"""Float32 entries of gathered pages at once (2 MiB): the copy should still be in cache when it is multiplied."""
+
+SCORE_ELEMENTS = 1 << 22
+"""Float32 scores kept at once (16 MiB)."""
+
+QUERY_LINES = 12
+"""Query lines of one product.  More waste decode, fewer waste prefill: the balance measured on two AVX-512 machines."""
+
+HIDDEN = -1e30
+"""Score of a key that the query can't see.  Finite, since a page of nothing else must not become NaN; its softmax is
+exactly 0 beside any visible key."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Blocks:
-    """Query blocks of equal work: which tokens, and which pages they read.
+def query_block(heads_per_group: int) -> int:
+    """Tokens of one query block: a constant of the model, whatever the batch."""
+    return max(1, QUERY_LINES // heads_per_group)
 
-    tokens_NQ   index into T of each line, padding repeats the block's first token
-    valid_NQ    False for padding
-    pages_PN    page ids from the block's first visible page on, 0 beyond its last
-    key_start_N position of the first key of the first page
-    """
 
-    tokens_NQ: Tensor
-    valid_NQ: Tensor
-    pages_PN: Tensor
-    key_start_N: Tensor
+class Workspace:
+    """Owns the buffers that pages are gathered into: allocating them anew for every slab costs more page faults than
+    the gather itself takes.  Belongs to one kernel set, so to one thread at a time."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[torch.dtype, Tensor] = {}
+
+    def gather(self, cache: Tensor, ids: Tensor) -> Tensor:
+        """Pages `cache[ids]` in float32, valid until the next call."""
+        pages = self._buffer(cache.dtype, ids.shape[0], cache)
+        torch.index_select(cache, 0, ids, out=pages)
+        return pages if cache.dtype is torch.float32 else self._buffer(torch.float32, ids.shape[0], cache).copy_(pages)
+
+    def _buffer(self, dtype: torch.dtype, count: int, cache: Tensor) -> Tensor:
+        elements = count * cache[0].numel()
+        buffer = self._buffers.get(dtype)
+        if buffer is None or buffer.numel() < elements or buffer.device != cache.device:
+            buffer = torch.empty(max(elements, SLAB_ELEMENTS), dtype=dtype, device=cache.device)
+            self._buffers[dtype] = buffer
+        return buffer[:elements].view(count, *cache.shape[1:])
 
 
 def append_to_pages(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: BatchView) -> None:
@@ -56,91 +78,170 @@ def append_to_pages(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: B
 
 
 def paged_attention(q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
-                    view: BatchView, scale: float) -> Tensor:
+                    view: BatchView, scale: float, workspace: Workspace) -> Tensor:
     """Softmax attention of each token over its row's visible keys, [T, H, d] in the query's dtype."""
     (spec, key_cache), (_, value_cache) = keys, values
     tokens, heads, _ = q_THd.shape
-    out_THd = q_THd.new_empty(tokens, heads, value_cache.shape[3])
+    _, kv_heads, page_tokens, size = value_cache.shape
+    out_THd = q_THd.new_empty(tokens, heads, size)
     if tokens == 0:
         return out_THd
-    table_RP = view.page_tables[spec.group]
-    page_elements = key_cache[0].numel()
-    for blocks in _plan(view, table_RP, key_cache.shape[2], spec.window, page_elements):
-        q_NQHd = q_THd[blocks.tokens_NQ].float() * scale
-        positions_NQ = view.positions_T[blocks.tokens_NQ]
-        o_NQHd = _attend(q_NQHd, positions_NQ, blocks, key_cache, value_cache, spec.window)
-        out_THd[blocks.tokens_NQ[blocks.valid_NQ]] = o_NQHd[blocks.valid_NQ].to(out_THd.dtype)
+    blocks = _cut(view, page_tokens, spec.window, query_block(heads // kv_heads))
+    most_blocks = SLAB_ELEMENTS // key_cache[0].numel()
+    most_pairs = SCORE_ELEMENTS // (blocks.block * heads * page_tokens)
+    for group in blocks.groups(view.page_tables[spec.group], most_blocks, most_pairs):
+        q_NQHd = q_THd[group.tokens_NQ].float() * scale
+        hidden = group.hidden(view.positions_T[group.tokens_NQ], page_tokens, spec.window)
+        o_NQHd = _attend(q_NQHd, group, hidden, key_cache, value_cache, workspace)
+        out_THd[group.tokens_NQ[group.valid_NQ]] = o_NQHd[group.valid_NQ].to(out_THd.dtype)
     return out_THd
 
 
-def _plan(view: BatchView, table_RP: Tensor, page_tokens: int, window: int | None,
-          page_elements: int) -> Iterator[_Blocks]:
-    """All tokens as query blocks, longest first, in groups whose gathered pages fit the slab."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Query blocks that run together, most pages first.
+
+    tokens_NQ   index into T of each line; padding repeats the block's first token
+    valid_NQ    False for padding
+    pages_PN    page ids from the block's first visible page on, 0 beyond its last
+    keys_N      position of the first key of the first page
+    active      for each page, how many blocks have it
+    open_pages  leading pages that every token sees whole
+    """
+
+    tokens_NQ: Tensor
+    valid_NQ: Tensor
+    pages_PN: Tensor
+    keys_N: Tensor
+    active: list[int]
+    open_pages: int
+
+    def hidden(self, positions_NQ: Tensor, page_tokens: int, window: int | None) -> Tensor:
+        """[P - open, N, Q, S]: True where the key is after the query or behind its window."""
+        first, end = self.open_pages * page_tokens, self.pages_PN.shape[0] * page_tokens
+        offsets = torch.arange(first, end, device=positions_NQ.device).view(-1, 1, 1, page_tokens)
+        distance = positions_NQ[None, :, :, None] - self.keys_N[None, :, None, None] - offsets
+        return distance < 0 if window is None else (distance < 0) | (distance >= window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """All tokens of a view as query blocks, most pages first; `block` is Q.
+
+    Per block: its row, index into T of its first token, number of tokens, first visible page, number of pages from
+    there, and number of those that its first token sees whole.
+    """
+
+    block: int
+    page_tokens: int
+    row_N: Tensor
+    start_N: Tensor
+    count_N: Tensor
+    first_page_N: Tensor
+    pages_N: Tensor
+    open_N: Tensor
+
+    def groups(self, table_RP: Tensor, most_blocks: int, most_pairs: int) -> Iterator[_Group]:
+        """Groups within both bounds (blocks, and blocks times pages; but at least one block), none padded to over
+        twice its work."""
+        pages, opened = self.pages_N.tolist(), self.open_N.tolist()
+        begin = 0
+        while begin < len(pages):
+            width = pages[begin]
+            end = begin + 1
+            last = min(len(pages), begin + max(1, min(most_blocks, most_pairs // width)))
+            while end < last and 2 * pages[end] >= width:
+                end += 1
+            active = [sum(n > page for n in pages[begin:end]) for page in range(width)]
+            yield self._group(slice(begin, end), table_RP, active, min(opened[begin:end]))
+            begin = end
+
+    def _group(self, part: slice, table_RP: Tensor, active: list[int], open_pages: int) -> _Group:
+        offsets_Q = torch.arange(self.block, device=table_RP.device)
+        valid_NQ = offsets_Q < self.count_N[part, None]
+        steps_P = torch.arange(len(active), device=table_RP.device)[:, None]
+        columns_PN = torch.clamp(self.first_page_N[part] + steps_P, max=table_RP.shape[1] - 1)
+        pages_PN = torch.where(steps_P < self.pages_N[part], table_RP[self.row_N[part], columns_PN], 0)
+        return _Group(tokens_NQ=self.start_N[part, None] + offsets_Q * valid_NQ, valid_NQ=valid_NQ, pages_PN=pages_PN,
+                      keys_N=self.first_page_N[part] * self.page_tokens, active=active, open_pages=open_pages)
+
+
+def _cut(view: BatchView, page_tokens: int, window: int | None, block: int) -> _Blocks:
+    """The view's tokens in blocks of `block` consecutive tokens of one row, counted from the row's first token."""
     lengths_R = view.offsets_R1[1:] - view.offsets_R1[:-1]
-    blocks_R = (lengths_R + QUERY_BLOCK - 1) // QUERY_BLOCK
+    blocks_R = (lengths_R + block - 1) // block
     row_N = torch.repeat_interleave(blocks_R)
-    first_block_R = torch.cumsum(blocks_R, 0) - blocks_R
-    index_N = torch.arange(row_N.shape[0], device=row_N.device) - first_block_R[row_N]
-    start_N = view.offsets_R1[row_N] + index_N * QUERY_BLOCK
-    count_N = torch.clamp(view.offsets_R1[row_N + 1] - start_N, max=QUERY_BLOCK)
+    index_N = torch.arange(row_N.shape[0], device=row_N.device) - (torch.cumsum(blocks_R, 0) - blocks_R)[row_N]
+    start_N = view.offsets_R1[row_N] + index_N * block
+    count_N = torch.clamp(view.offsets_R1[row_N + 1] - start_N, max=block)
     first_N = view.positions_T[start_N]
-    first_page_N = torch.zeros_like(first_N) if window is None else torch.clamp(first_N - window + 1, min=0) // page_tokens
+    if window is None:
+        first_page_N, open_N = torch.zeros_like(first_N), (first_N + 1) // page_tokens
+    else:
+        first_page_N, open_N = torch.clamp(first_N - window + 1, min=0) // page_tokens, torch.zeros_like(first_N)
     pages_N = (first_N + count_N - 1) // page_tokens + 1 - first_page_N
     order_N = torch.argsort(pages_N, descending=True, stable=True)
-    offsets_Q = torch.arange(QUERY_BLOCK, device=row_N.device)
-    sizes = pages_N[order_N].tolist()
-    begin = 0
-    while begin < len(sizes):
-        width = sizes[begin]
-        end = begin + max(1, SLAB_ELEMENTS // (width * page_elements))
-        chosen = order_N[begin:end]
-        valid_NQ = offsets_Q < count_N[chosen, None]
-        steps_P = torch.arange(width, device=row_N.device)[:, None]
-        columns_PN = torch.clamp(first_page_N[chosen] + steps_P, max=table_RP.shape[1] - 1)
-        pages_PN = torch.where(steps_P < pages_N[chosen], table_RP[row_N[chosen], columns_PN], 0)
-        yield _Blocks(tokens_NQ=start_N[chosen, None] + offsets_Q * valid_NQ, valid_NQ=valid_NQ, pages_PN=pages_PN,
-                      key_start_N=first_page_N[chosen] * page_tokens)
-        begin = end
+    return _Blocks(block=block, page_tokens=page_tokens, row_N=row_N[order_N], start_N=start_N[order_N],
+                   count_N=count_N[order_N], first_page_N=first_page_N[order_N], pages_N=pages_N[order_N],
+                   open_N=open_N[order_N])
 
 
-def _attend(q_NQHd: Tensor, positions_NQ: Tensor, blocks: _Blocks, key_cache: Tensor, value_cache: Tensor,
-            window: int | None) -> Tensor:
+def _attend(q_NQHd: Tensor, group: _Group, hidden: Tensor, key_cache: Tensor, value_cache: Tensor,
+            workspace: Workspace) -> Tensor:
     """Attention of query blocks over their pages, float32 [N, Q, H, d]."""
     n, q, heads, d = q_NQHd.shape
-    _, g, s, _ = key_cache.shape
-    p = blocks.pages_PN.shape[0]
-    lines = q_NQHd.view(n, q, g, heads // g, d).permute(0, 2, 1, 3, 4).reshape(n * g, q * heads // g, d)
-    scores = lines.new_empty(p, n * g, lines.shape[1], s)
-    slab = max(1, SLAB_ELEMENTS // (n * g * s * d))
-    for start in range(0, p, slab):
-        k = _gather(key_cache, blocks.pages_PN[start : start + slab]).transpose(2, 3)
-        for i in range(k.shape[0]):
-            torch.bmm(lines, k[i], out=scores[start + i])
-    hidden = _hidden(positions_NQ, blocks.key_start_N, p, s, window)
-    scores.view(p, n, g, q, heads // g, s).masked_fill_(hidden[:, :, None, :, None, :], -torch.inf)
-    weights = scores.sub_(scores.amax((0, 3), keepdim=True)).exp_()
-    sums = weights.sum(-1)
-    total = torch.zeros_like(sums[0])
-    mixed = lines.new_zeros(n * g, lines.shape[1], value_cache.shape[3])
-    for start in range(0, p, slab):
-        v = _gather(value_cache, blocks.pages_PN[start : start + slab])
-        for i in range(v.shape[0]):
-            mixed.baddbmm_(weights[start + i], v[i])
-            total += sums[start + i]
-    mixed /= total[:, :, None]
-    return mixed.view(n, g, q, heads // g, -1).permute(0, 2, 1, 3, 4).reshape(n, q, heads, -1)
+    g = key_cache.shape[1]
+    lines_BMd = q_NQHd.view(n, q, g, heads // g, d).permute(0, 2, 1, 3, 4).reshape(n * g, q * heads // g, d)
+    scores_PBMS = _scores(lines_BMd, group, key_cache, workspace)
+    partly = scores_PBMS[group.open_pages :].view(-1, n, g, q, heads // g, scores_PBMS.shape[-1])
+    partly.masked_fill_(hidden[:, :, None, :, None, :], HIDDEN)
+    peaks_PBM = scores_PBMS.amax(-1)
+    shares_PBMS = torch.softmax(scores_PBMS, -1)
+    weights_PBM = torch.exp(peaks_PBM.masked_fill_(peaks_PBM <= HIDDEN, -torch.inf) - peaks_PBM.amax(0))
+    weights_PBM /= shares_PBMS.amax(-1)
+    shares_PBMS *= weights_PBM[..., None]
+    total_BM = torch.zeros_like(weights_PBM[0])
+    for weight_BM in weights_PBM:
+        total_BM += weight_BM
+    mixed_BMd = _mix(shares_PBMS, group, hidden, value_cache, workspace) / total_BM[..., None]
+    return mixed_BMd.view(n, g, q, heads // g, -1).permute(0, 2, 1, 3, 4).reshape(n, q, heads, -1)
 
 
-def _gather(cache: Tensor, pages_CN: Tensor) -> Tensor:
-    """Pages as float32 [C, N * G, S, d]."""
-    c, n = pages_CN.shape
+def _scores(lines_BMd: Tensor, group: _Group, key_cache: Tensor, workspace: Workspace) -> Tensor:
+    """Query times key for every page, [P, B, M, S]; undefined where a block does not have the page."""
+    pages, (products, lines, _) = len(group.active), lines_BMd.shape
+    scores_PBMS = lines_BMd.new_empty(pages, products, lines, key_cache.shape[2])
+    for page, keys_BSd in _gathered(key_cache, group, workspace):
+        have = keys_BSd.shape[0]
+        torch.bmm(lines_BMd[:have], keys_BSd.transpose(1, 2), out=scores_PBMS[page, :have])
+    return scores_PBMS
+
+
+def _mix(shares_PBMS: Tensor, group: _Group, hidden: Tensor, value_cache: Tensor, workspace: Workspace) -> Tensor:
+    """Sum over pages, in page order, of weighted values, [B, M, d].
+
+    Slots beyond a row's last token may hold what an earlier owner of the page left; a non-finite value there would
+    survive its zero weight, so such slots are cleared when there is one.
+    """
+    _, products, lines, _ = shares_PBMS.shape
+    mixed_BMd = shares_PBMS.new_zeros(products, lines, value_cache.shape[3])
+    for page, values_BSd in _gathered(value_cache, group, workspace):
+        have = values_BSd.shape[0]
+        if page >= group.open_pages and not torch.isfinite(values_BSd.sum()):
+            unseen_NS = hidden[page - group.open_pages, : group.active[page]].all(1)
+            values_BSd.view(len(unseen_NS), -1, *values_BSd.shape[1:]).masked_fill_(unseen_NS[:, None, :, None], 0.0)
+        mixed_BMd[:have].baddbmm_(shares_PBMS[page, :have], values_BSd)
+    return mixed_BMd
+
+
+def _gathered(cache: Tensor, group: _Group, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
+    """Page after page of all blocks that have it: (page index, float32 [B, S, d])."""
     _, g, s, d = cache.shape
-    return cache.index_select(0, pages_CN.reshape(-1)).float().view(c, n * g, s, d)
-
-
-def _hidden(positions_NQ: Tensor, key_start_N: Tensor, pages: int, page_tokens: int, window: int | None) -> Tensor:
-    """[P, N, Q, S]: True where the key is after the query or behind its window."""
-    offsets_PS = torch.arange(pages * page_tokens, device=positions_NQ.device).view(pages, page_tokens)
-    keys_PNS = key_start_N[None, :, None] + offsets_PS[:, None, :]
-    distance = positions_NQ[None, :, :, None] - keys_PNS[:, :, None, :]
-    return distance < 0 if window is None else (distance < 0) | (distance >= window)
+    page = 0
+    while page < len(group.active):
+        have = group.active[page]
+        ids_CN = group.pages_PN[page : page + max(1, SLAB_ELEMENTS // (have * g * s * d)), :have]
+        slab_CBSd = workspace.gather(cache, ids_CN.reshape(-1)).view(ids_CN.shape[0], have * g, s, d)
+        for keys_BSd in slab_CBSd:
+            yield page, keys_BSd[: group.active[page] * g]
+            page += 1

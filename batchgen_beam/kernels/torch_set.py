@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from batchgen_beam.kernels.gemm import PackedLinear, has_prepacking, in_tiles, pack_linear
-from batchgen_beam.kernels.paged_attention import QUERY_BLOCK, append_to_pages, paged_attention
+from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_to_pages, paged_attention
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec
 
 __all__ = ["TILE_ROWS", "TorchKernels"]
@@ -25,13 +25,13 @@ TILE_ROWS = 32
 class TorchKernels:
     """Implements `models.interface.KernelSet`.  Cache layout: [pages, G, page_tokens, d].
 
-    `tile_rows` None runs products over the whole batch at once and so breaks the law; only tests that show the self-test
-    at work ask for it.
+    `tile_rows` None runs products over the whole batch at once and so breaks the law; only tests that show the
+    self-test at work ask for it.
     """
 
     name = "torch"
 
-    def __init__(self, dtype: torch.dtype, *, device: torch.device = torch.device("cpu"),
+    def __init__(self, dtype: torch.dtype, *, device: torch.device | str = "cpu",
                  tile_rows: int | None = TILE_ROWS) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the torch kernel set computes in float32 or bfloat16, not {dtype}")
@@ -39,6 +39,7 @@ class TorchKernels:
         self.device = torch.device(device)
         self.tile_rows = tile_rows
         self.recompute = "prefill" if self.device.type == "cpu" else "replay"
+        self._workspace = Workspace()
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits."""
@@ -51,7 +52,7 @@ class TorchKernels:
             "dtype": str(self.dtype).removeprefix("torch."),
             "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",
             "tile_rows": self.tile_rows,
-            "query_block": QUERY_BLOCK,
+            "query_lines": QUERY_LINES,
         }
 
     def _capability(self) -> str:
@@ -99,7 +100,7 @@ class TorchKernels:
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
                   view: BatchView, scale: float) -> Tensor:
         """Causal (and windowed) attention of each token over its row's pages, [T, H, d]."""
-        return paged_attention(q_THd, keys, values, view, scale)
+        return paged_attention(q_THd, keys, values, view, scale, self._workspace)
 
     def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
         """Rows of the embedding table, [T, D] in the run's dtype."""
