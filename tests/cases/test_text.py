@@ -17,7 +17,6 @@ from batchgen_beam.text.model_files import ModelDefaults
 from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.text.template import ChatTemplate, require_template
 from batchgen_beam.text.tokenizer import Tokenizer
-
 from tests.text.tiny import (
     BOS,
     BOS_TEMPLATE,
