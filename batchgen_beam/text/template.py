@@ -53,7 +53,8 @@ class ChatTemplate:
             raise CheckpointError(f"{name} can't be used as a chat template: {_reason(error)}") from error
         self._clock = clock
         self._specials = dict(specials)
-        moment = clock.isoformat() if "strftime_now" in source else ""
+        self.uses_clock = "strftime_now" in source
+        moment = clock.isoformat() if self.uses_clock else ""
         facts = json.dumps([source, sorted(self._specials.items()), moment])
         self.identity = hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
