@@ -158,15 +158,14 @@ def _original_length(source: JsonObject, rope: JsonObject, kind: str) -> dict[st
 
 
 def _with_outer(source: JsonObject, default: RopeParameters, rope: JsonObject | None = None) -> RopeParameters:
-    """`default` with theta and the rotary part that the file gives, inside the rope or beside it."""
+    """`default` with theta and the rotary part that the file gives; inside the rope beats beside it, as in the
+    reference (re-saved files keep a stale outer theta)."""
     found = {}
     for name, key in (("theta", "rope_theta"), ("partial_rotary_factor", "partial_rotary_factor")):
-        outer = source.read(key, float)
         inner = None if rope is None else rope.read(key, float)
-        if outer is not None and inner is not None and outer != inner:
-            raise source.error(f"{key} is {outer} beside the rope and {inner} inside it")
-        if outer is not None or inner is not None:
-            found[name] = outer if inner is None else inner
+        value = source.read(key, float) if inner is None else inner
+        if value is not None:
+            found[name] = value
     try:
         return replace(default, **found)
     except CheckpointError as error:

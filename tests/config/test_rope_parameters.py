@@ -54,6 +54,12 @@ def test_absent_rope(tmp_path: Path) -> None:
     assert rope_of(tmp_path, rope_theta=1e6, rope_scaling=None) == RopeParameters(theta=1e6)
 
 
+def test_inner_theta_wins(tmp_path: Path) -> None:
+    """A theta inside `rope_parameters` beats a stale one beside it, as in the reference."""
+    found = rope_of(tmp_path, rope_theta=1e4, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    assert found == RopeParameters(theta=1e6)
+
+
 def test_original_length(tmp_path: Path) -> None:
     """Yarn without its original length takes the file's maximum, as the reference does."""
     assert rope_of(tmp_path, rope_scaling={"type": "yarn", "factor": 2.0}).original_max_position_embeddings == 512
@@ -74,7 +80,6 @@ def test_original_length(tmp_path: Path) -> None:
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position": 64}}, "'original_max_position' has"),
     ({"rope_scaling": {**LLAMA3, "rope_type": "llama3", "low_freq_factor": 4.0}}, "high_freq_factor over"),
     ({"rope_theta": -1.0}, "rope_theta must be a number over 0"),
-    ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "10000.0 beside the rope"),
     ({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"}}, "different"),
     ({"original_max_position_embeddings": 128, "rope_scaling": {**YARN, "type": "yarn"}}, "128 beside the rope and 64"),
 ])

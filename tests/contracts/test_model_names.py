@@ -36,13 +36,16 @@ def read_rows() -> list[NamedModel]:
 
 ROWS = read_rows()
 BARE = [row for row in ROWS if re.fullmatch(r"\s*([\w.-]+/)?[\w.-]+(@\w+)?\s*", row.identifier or "", re.ASCII)]
+OTHERS = [row for row in ROWS if row.identifier in ("GLM 5", "kimi k2.5", "\uff27\uff2c\uff2d-5", "GLM\u20115")]
 EMPTY = [row for row in ROWS if not (row.identifier or "").strip()]
 PATHS = [row for row in ROWS if re.search(r"^/|^\./|\\|://", row.identifier or "")]
 
 
 def test_table_is_whole() -> None:
-    """The table has 127 rows."""
+    """The table has 127 rows, and every one is a bare name, a path, empty, or no name at all."""
     assert len(ROWS) == 127
+    parts = [BARE, PATHS, EMPTY, OTHERS]
+    assert sum(map(len, parts)) == len({row for part in parts for row in part}) == 127
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.identifier))
@@ -92,6 +95,14 @@ def test_empty_names(row: NamedModel, tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ValueError, match="empty"):
         load_config(row.identifier)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", OTHERS, ids=lambda row: ascii(row.identifier))
+def test_texts_that_are_no_name(row: NamedModel) -> None:
+    """Blanks inside and letters beyond ASCII make no public name."""
+    assert row.identifier is not None
+    with pytest.raises(ValueError, match="neither a folder nor a known model name"):
+        load_config(row.identifier)
 
 
 @pytest.mark.parametrize("row", PATHS, ids=lambda row: repr(row.identifier))
