@@ -16,7 +16,8 @@ from batchgen_beam.records import RowKey
 from batchgen_beam.storage.published import PublishedUnit, publish_unit
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import Manifest, PlacedAnswer, unit_text
-from batchgen_beam.transforms.wire import GroupParcels, unpack
+from batchgen_beam.transforms.exchange import GroupParcels
+from batchgen_beam.transforms.wire import unpack
 
 __all__ = ["Publish", "restore_order"]
 

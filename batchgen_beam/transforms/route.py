@@ -16,7 +16,8 @@ from batchgen_beam.errors import PublishError
 from batchgen_beam.records import Answer, Failure, Outcome, RowKey
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import PlacedAnswer, Placement
-from batchgen_beam.transforms.wire import GroupParcels, unpack
+from batchgen_beam.transforms.exchange import GroupParcels, bucket_count
+from batchgen_beam.transforms.wire import unpack
 
 __all__ = ["RouteToUnits", "Routed", "SettledAnswers", "settle"]
 
@@ -108,14 +109,19 @@ class Routed(NamedTuple):
 class RouteToUnits(beam.PTransform):
     """(row key text, Placement) and (row key text, Answer), in as many collections as there are -> Routed.
 
-    An answer without place or a place without answer is a `PublishError` that names the row.
+    An answer without place or a place without answer is a `PublishError` that names the row.  `rows` is the expected
+    number of rows, where it is known.
     """
+
+    def __init__(self, *, rows: int | None = None) -> None:
+        super().__init__()
+        self._rows = rows
 
     def expand(self, inputs: Sequence[beam.PCollection]) -> Routed:
         """See the class."""
         route = beam.ParDo(RouteRow()).with_output_types(tuple[str, PlacedAnswer], totals=RunTotals)
         outputs = (
             inputs
-            | "ByRowKey" >> GroupParcels()
+            | "ByRowKey" >> GroupParcels(buckets=bucket_count(self._rows))
             | "RouteRow" >> route.with_outputs(TOTALS, main=PLACED))
         return Routed(outputs[PLACED], outputs[TOTALS])

@@ -1,22 +1,19 @@
 """Compact bytes for what crosses a shuffle in bulk: places, answers, manifests.
 
 Owns an encoding that lives as long as one job.  Does not know the keys of shuffles or what is done with the values.
-Frozen slotted records pickle slowly, and local runners hold a whole shuffle in memory: there bytes stay bytes.
+Frozen slotted records pickle slowly as objects; their values in a tuple do not.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
-
-import apache_beam as beam
 
 from batchgen_beam.records import Answer, Failure, FinishReason, Outcome, RowKey, SamplingParams, TokenLogprobs
 from batchgen_beam.storage.units import Manifest, PlacedAnswer, Placement
 
-__all__ = ["GroupParcels", "Parcel", "pack", "unpack"]
+__all__ = ["Parcel", "pack", "unpack"]
 
 Parcel = Placement | Answer | Manifest | PlacedAnswer
 
@@ -75,21 +72,3 @@ def _outcome(key: str, reason: str, logprobs: Plain, params: Plain, values: Plai
         logprobs=TokenLogprobs(**dict(zip(TokenLogprobs.__dataclass_fields__, logprobs, strict=True))),
         params=SamplingParams(**dict(zip(SamplingParams.__dataclass_fields__, params, strict=True))),
         **dict(zip(_PLAIN_NAMES, values, strict=True)))
-
-
-def _packed(keyed: tuple[str, Parcel]) -> tuple[str, bytes]:
-    return keyed[0], pack(keyed[1])
-
-
-class GroupParcels(beam.PTransform):
-    """Collections of (text, Parcel) -> (text, the packed parcels of all collections under it), in no order.
-
-    Not `CoGroupByKey`: its tags make every value an object again that local runners would hold.
-    """
-
-    def expand(self, inputs: Sequence[beam.PCollection]) -> beam.PCollection:
-        """See the class."""
-        packed = tuple(
-            side | f"Pack{number}" >> beam.Map(_packed).with_output_types(tuple[str, bytes])
-            for number, side in enumerate(inputs))
-        return packed | "Together" >> beam.Flatten() | "ByKey" >> beam.GroupByKey()
