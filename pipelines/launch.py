@@ -52,6 +52,7 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     """
     request = RunRequest.of(options)
     runner = pin_runner(options)
+    streams.note(f"checking input {' '.join(request.inputs)} and model {request.model}")
     now = datetime.now(UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
     checked = check_run(request, runner, now=now, progress=progress_folder(request.output, run))
@@ -60,7 +61,7 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     handle = HostHandle(checked.host)
     if runner.in_launcher:
         streams.note("loading the model")
-        handle.acquire().engine()
+        streams.note(f"model loaded in {handle.acquire().engine().load_seconds:.1f} s")
     start_run(request.output, checked.fingerprint, new_fingerprint=request.new_fingerprint)
     _run_pipeline(options, _job(request, runner, checked, handle, run, now), streams)
     return _report(request, run, handle, streams)

@@ -72,6 +72,8 @@ def _convert_into(file: Path, folder: Path) -> None:
         convert(file, partial)
         write_tokenizer(read_metadata(file), partial)
         partial.rename(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     LOG.info("converted %s into %s in %.1f s", file, folder, time.monotonic() - started)

@@ -95,7 +95,7 @@ def read_samples(folder: str) -> list[ProgressSample]:
 def _read_sample(path: str) -> ProgressSample | None:
     try:
         return ProgressSample(**json.loads(files.read_bytes(path)))
-    except (BeamIOError, OSError, ValueError):
+    except (BeamIOError, OSError, ValueError, TypeError):
         return None
 
 

@@ -1,0 +1,119 @@
+"""Laws of the engine's life in a process: one for all DoFns, loaded once, stopped when dropped, sized first."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from batchgen_beam.errors import EngineError, OptionError
+from batchgen_beam.transforms.host import HostHandle, ProcessHost
+from batchgen_beam.transforms.memory import available_memory, default_kv_memory
+from batchgen_beam.transforms.progress_files import read_samples
+from tests.support.fake_folder import write_fake_folder
+from tests.support.hosting import host_handle, input_row, make_prompt
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model."""
+    return write_fake_folder(tmp_path / "fake")
+
+
+def test_copies_of_a_handle_share_one_engine(folder: Path) -> None:
+    """Every pickled copy of a handle, asked from many threads at once, gives the same host and one load."""
+    data = pickle.dumps(host_handle(folder))
+    hosts: list[ProcessHost] = []
+
+    def acquire() -> None:
+        host = pickle.loads(data).acquire()
+        host.engine()
+        hosts.append(host)
+
+    threads = [threading.Thread(target=acquire) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, hosts))) == 1
+    assert hosts[0].loads == 1
+
+
+def test_a_host_that_only_prepares_loads_no_engine(folder: Path) -> None:
+    """The tokenizer side works without weights."""
+    host = host_handle(folder).acquire()
+    assert len(host.preparer().prepare(input_row(0, prompt="a question")).token_ids) > 1
+    assert host.loads == 0
+    assert host.sample().engines == 0
+
+
+def test_a_dropped_host_stops_its_threads(folder: Path, tmp_path: Path) -> None:
+    """The driver and the progress thread end with the host; nobody has to close anything."""
+    before = threading.active_count()
+    host = ProcessHost(host_handle(folder, progress=tmp_path / "progress").settings)
+    driver = host.engine().driver
+    assert threading.active_count() == before + 2
+    del host
+    gc.collect()
+    assert threading.active_count() == before
+    with pytest.raises(EngineError, match="closed"):
+        driver.submit("lane", [make_prompt(0)])
+
+
+def test_a_pool_too_small_for_one_row_is_refused(folder: Path) -> None:
+    """The message says what one row of the context needs and what there is."""
+    with pytest.raises(OptionError, match=r"one row of 1024 tokens .* needs \d+ bytes .* --kv-memory is 1000"):
+        host_handle(folder, kv_memory=1000).acquire().engine()
+
+
+def test_progress_is_written_while_the_engine_runs(folder: Path, tmp_path: Path) -> None:
+    """The process's file is overwritten with what has been done so far, and once more on request."""
+    progress = tmp_path / "out" / "_progress" / "run"
+    host = host_handle(folder, progress=progress).acquire()
+    driver = host.engine().driver
+    driver.open_lane("lane", [make_prompt(index) for index in range(20)])
+    deadline = time.monotonic() + 20
+    while driver.pending("lane") and time.monotonic() < deadline:
+        for answer in driver.take("lane", timeout=0.1):
+            host.tally.count(answer)
+    host.report()
+    [sample] = read_samples(str(progress))
+    assert (sample.answered, sample.failed, sample.engines, sample.capacity) == (20, {}, 1, 8)
+    assert sample.generated_tokens > 20
+    assert 0 < sample.fill <= 1
+    assert [path.suffix for path in progress.iterdir()] == [".json"]
+
+
+def test_numeric_print_tells_the_arithmetic(folder: Path) -> None:
+    """Another number format or thread count is another numeric print; the same settings give the same one."""
+    def numeric(**engine: object) -> str:
+        return host_handle(folder, **engine).acquire().engine().loaded.numeric.digest
+
+    assert numeric() == numeric()
+    assert len({numeric(), numeric(dtype="bfloat16"), numeric(threads=2)}) == 3
+
+
+def test_kv_memory_by_default_is_a_share_of_what_is_free(tmp_path: Path) -> None:
+    """A quarter, divided among the processes of the host; a control group's limit counts."""
+    assert default_kv_memory(2, 8 << 30) == 1 << 30
+    assert default_kv_memory(1, 0) == 1
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert available_memory(tmp_path) == 3000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) > 3000
+
+
+def test_two_runs_in_one_process_have_their_own_engines(folder: Path) -> None:
+    """A handle made anew is another run: nothing of the former is found in it."""
+    one, other = host_handle(folder), host_handle(folder)
+    first, second = one.acquire(), other.acquire()
+    assert first is not second
+    assert first.engine().driver is not second.engine().driver
+    assert isinstance(one, HostHandle)
