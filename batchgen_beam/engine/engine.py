@@ -179,7 +179,7 @@ class Engine:
             return slots
         sampled = sample(logits_WV, self._live.lines.take(slots), self._table.context[slots],
                          self._facts.text_vocabulary)
-        self._table.record(slots, sampled.ids_W, sampled.logprobs_W, sampled.top_ids_Wk, sampled.top_logprobs_Wk)
+        self._table.record(slots, sampled.ids_W, sampled.logprobs_W, sampled.top_ids_WK, sampled.top_logprobs_WK)
         self._count.generated_tokens += len(slots) - int(sampled.bad_W.sum())
         return slots[sampled.bad_W]
 

@@ -132,7 +132,7 @@ class LiveRows:
     def _enter_slot(self, row: Sequence) -> None:
         slot = self.table.enter(row)
         self.slot_of[row.seq_id] = slot
-        self.lines.set(slot, row.params, stream_key(row.params.seed, row.key.text, row.choice_index))
+        self.lines.put(slot, row.params, stream_key(row.params.seed, row.key.text, row.choice_index))
         self._place(row)
 
     def _leave_slot(self, row: Sequence) -> None:

@@ -84,7 +84,7 @@ class SlotTable:
         self._visit_at[slot] = min(sequence.limit, outgrown, sequence.context + PAGE_TOKENS)
         self.running[slot] = True
 
-    def record(self, slots: Ints, ids: Ints, chosen: NDArray[np.float32], top_ids: NDArray[np.int32],
+    def record(self, slots: Ints, ids: Ints, chosen: NDArray[np.float32], top_ids: Ints,
                top: NDArray[np.float32]) -> None:
         """One sampled token for each of `slots`; `top_ids` and `top` are [len(slots), width]."""
         at = self._new[slots]

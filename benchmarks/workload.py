@@ -1,0 +1,116 @@
+"""Batch completion time of one workload on the torch kernel set, with the time split by part.
+
+A workload is a JSONL file: one row with `uuid`, `prompt_ids` and `max_tokens` per line.  End-of-sequence ids are
+ignored, so that every row has its exact length, as in the comparisons with other engines.
+
+    python benchmarks/workload.py --model MODEL --workload FILE [--rows N] [--dtype bfloat16] [--out FILE.json]
+
+MODEL is a checkpoint folder or a GGUF file.  Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchgen_beam.engine.engine import Engine
+from batchgen_beam.engine.stats import EngineFacts
+from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.weights.loader import load_model
+
+PARTS = ("linear", "attention", "append", "head", "rms_norm", "rope", "swiglu", "embed")
+
+
+class TimedKernels(TorchKernels):
+    """The torch kernel set with a clock around each operation; adds about a microsecond per call."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        for part in PARTS:
+            setattr(self, part, self._timed(part, getattr(self, part)))
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **keys: Any) -> Any:
+            started = time.perf_counter()
+            result = call(*args, **keys)
+            self.seconds[part] += time.perf_counter() - started
+            return result
+
+        return timed
+
+
+def read_prompts(path: Path, rows: int | None) -> list[Prompt]:
+    """The first `rows` rows, greedy, with their exact output lengths."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()][:rows]
+    return [Prompt(key=RowKey(line["uuid"], "workload"), token_ids=token_array(line["prompt_ids"]),
+                   params=SamplingParams(temperature=0.0, max_tokens=line["max_tokens"])) for line in lines]
+
+
+def measure(engine: Engine, kernels: TimedKernels, prompts: list[Prompt]) -> dict[str, Any]:
+    """Run to the last row; seconds are wall time from the first submission."""
+    cpu, started = time.process_time(), time.perf_counter()
+    for prompt in prompts:
+        engine.submit(prompt)
+    while engine.step():
+        engine.poll()
+    seconds = time.perf_counter() - started
+    stats = engine.stats()
+    parts = {part: round(value, 2) for part, value in sorted(kernels.seconds.items(), key=lambda item: -item[1])}
+    return {
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(time.process_time() - cpu, 2),
+        "rows": stats.rows_done,
+        "prompt_tokens": stats.prompt_tokens,
+        "output_tokens": stats.generated_tokens,
+        "output_tokens_per_second": round(stats.generated_tokens / seconds, 1),
+        "total_tokens_per_second": round((stats.generated_tokens + stats.prompt_tokens) / seconds, 1),
+        "steps": stats.steps,
+        "fill": round(stats.fill, 3),
+        "recomputed_tokens": stats.recomputed_tokens,
+        "evictions": stats.evictions,
+        "seconds_by_part": {**parts, "sampler, scheduler, packing": round(seconds - sum(kernels.seconds.values()), 2)},
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def main() -> None:
+    """Load, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", required=True, type=Path)
+    parser.add_argument("--model-cache", type=Path, default=Path(".cache/models"))
+    parser.add_argument("--rows", type=int, help="only the first N rows")
+    parser.add_argument("--max-rows", type=int, default=256)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    kernels = TimedKernels(getattr(torch, args.dtype))
+    started = time.perf_counter()
+    model = load_model(resolve_model(args.model, args.model_cache), kernels)
+    load_seconds = time.perf_counter() - started
+    settings = EngineSettings(dtype=args.dtype, max_rows=args.max_rows, kv_memory=2 << 30, max_context=2048)
+    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
+    report = {"workload": args.workload.name, "load_seconds": round(load_seconds, 2), **kernels.facts(),
+              **measure(Engine(model, kernels, settings, facts), kernels, read_prompts(args.workload, args.rows))}
+    text = json.dumps(report, indent=1)
+    print(text)
+    if args.out is not None:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The two models of the determinism tests, and their rows."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.engine.stats import EngineFacts
+from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.models.llama import LlamaModel
+from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.settings import EngineSettings
+from batchgen_beam.text.tokenizer import Tokenizer
+from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.weights.loader import load_model
+
+from tests.determinism.law import Law
+
+GGUF = Path(os.environ.get("BATCHGEN_TEST_GGUF", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+CONTEXT = 1600
+
+
+def tiny_llama(kernels: TorchKernels) -> LlamaModel:
+    """A random Llama: grouped heads, K = 1,536 in one product, since that is where kernels differ by batch size."""
+    hidden, width, heads, kv_heads, size, vocabulary = 128, 1536, 4, 2, 32, 512
+    config = LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=width, num_hidden_layers=2,
+                         num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=CONTEXT)
+    generator = torch.Generator().manual_seed(3)
+    sizes = {"q": (heads * size, hidden), "k": (kv_heads * size, hidden), "v": (kv_heads * size, hidden),
+             "o": (hidden, heads * size), "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width),
+             "embedding": (vocabulary, hidden), "head": (vocabulary, hidden)}
+
+    def get(name: str) -> Tensor:
+        part = name.split(".")[-1]
+        if "norm" in name:
+            return 1 + 0.1 * torch.randn(hidden, generator=generator)
+        rows, columns = sizes[part]
+        return torch.randn(rows, columns, generator=generator) * columns**-0.5 * 1.3
+
+    return LlamaModel(config, get, kernels)
+
+
+def rows(count: int, vocabulary: int, *, longest: int, new_tokens: int) -> list[Prompt]:
+    """Greedy and seeded rows in turn; every eighth prompt is nearly `longest` tokens, the rest under 150."""
+    prompts = []
+    for i in range(count):
+        draw = random.Random(i)
+        length = longest - i if i % 8 == 5 else 1 + draw.randrange(150)
+        params = SamplingParams(temperature=[0.0, 0.8, 1.2][i % 3], top_k=[0, 40][i % 2], top_p=[1.0, 0.9, 0.95][i % 3],
+                                seed=i % 4, max_tokens=new_tokens + i % 5, logprobs=5)
+        ids = token_array(draw.randrange(3, vocabulary) for _ in range(length))
+        prompts.append(Prompt(key=RowKey(f"row-{i}", "0" * 64), token_ids=ids, params=params))
+    return prompts
+
+
+def tiny_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32) -> Law:
+    """The tiny Llama in float32."""
+    kernels = TorchKernels(torch.float32, tile_rows=tile_rows)
+    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=500, content_print="tiny", numeric_print="here")
+    settings = EngineSettings(dtype="float32", max_rows=64, step_tokens=256, prefill_chunk=64, kv_memory=1 << 30)
+    return Law(model=tiny_llama(kernels), kernels=kernels, facts=facts, settings=settings,
+               prompts=rows(count, 500, longest=longest, new_tokens=new_tokens))
+
+
+def smollm2_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32) -> Law:
+    """SmolLM2-135M-Instruct in bfloat16, text prompts cut from a few sentences; no row ends early."""
+    kernels = TorchKernels(torch.bfloat16, tile_rows=tile_rows)
+    folder = resolve_model(str(GGUF), GGUF.parent)
+    model = load_model(folder, kernels)
+    vocabulary = Tokenizer.load(folder).vocabulary_size
+    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=vocabulary, content_print="smollm2", numeric_print="here")
+    settings = EngineSettings(max_rows=64, step_tokens=512, prefill_chunk=64, kv_memory=3 << 30, max_context=CONTEXT)
+    return Law(model=model, kernels=kernels, facts=facts, settings=settings,
+               prompts=rows(count, vocabulary, longest=longest, new_tokens=new_tokens))
