@@ -20,6 +20,7 @@ from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.model_folder import ModelFolder
+from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.prints import numeric_print
 from batchgen_beam.weights.loader import load_model
 
@@ -50,7 +51,7 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str) -> L
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
     kernels = TorchKernels(getattr(torch, settings.dtype))
     weights = load_model(model.path, kernels)
-    test = check_invariance(kernels, model.config)
+    test = check_invariance(kernels, model_shapes(model.config))
     for failure in test.failures:
         LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
     numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)
