@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+FAILURE = ["shard", "row_group", "row", "code", "message"]
+
 
 def show(output: Path, names: list[str]) -> None:
     """Results in the order of their rows, then failures."""
-    for path in sorted((output / "results").rglob("*.parquet")):
+    for path in sorted((output / "results").rglob("rg-*.parquet")):
         for row in pq.ParquetFile(path).read(columns=[*names, "finish_reason", "text"]).to_pylist():
             name = "  ".join(f"{row[column]!s:<14}" for column in names)
             print(f"{name} {row['finish_reason']:<7} {json.dumps(row['text'], ensure_ascii=False)}")
-    for path in sorted((output / "failures").rglob("*.parquet")):
-        for row in pq.ParquetFile(path).read(columns=["row", "code", "message"]).to_pylist():
-            print(f"row {row['row']}: {row['code']}: {row['message']}")
+    for path in sorted((output / "failures").rglob("rg-*.parquet")):
+        for row in pq.ParquetFile(path).read(columns=FAILURE).to_pylist():
+            shard = row["shard"].rpartition("/")[2]
+            print(f"{shard}, row group {row['row_group']}, row {row['row']}: {row['code']}: {row['message']}")
 
 
 if __name__ == "__main__":

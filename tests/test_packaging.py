@@ -150,6 +150,6 @@ def test_an_installed_wheel_runs_the_demo_from_another_folder(
          "--input", ROOT / "examples" / "*.parquet", "--model-cache", "models"],
         cwd=folder, check=False, capture_output=True, text=True)
     assert done.returncode == 3, done.stderr[-4000:]
-    rows = {kind: sum(pq.read_metadata(path).num_rows for path in (folder / "out" / kind).rglob("*.parquet"))
+    rows = {kind: sum(pq.read_metadata(path).num_rows for path in (folder / "out" / kind).rglob("rg-*.parquet"))
             for kind in ("results", "failures")}
     assert rows == {"results": 54, "failures": 6}
