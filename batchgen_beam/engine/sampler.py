@@ -104,7 +104,8 @@ def uniform(stream_W: npt.NDArray[np.uint64], position_W: npt.NDArray[np.int64])
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)) * 2.0**-53
+    fraction_W: npt.NDArray[np.float64] = (z >> np.uint64(11)) * 2.0**-53
+    return fraction_W
 
 
 def sample(logits_WV: Tensor, lines: SamplingLines, position_W: npt.NDArray[np.int64], text_vocabulary: int) -> Sampled:

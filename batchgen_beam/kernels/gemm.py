@@ -24,9 +24,9 @@ def has_prepacking(device: torch.device) -> bool:
 
     At 32 rows it measured 2.4 times the rate of `F.linear` in float32 and 1.3 times in bfloat16.
     """
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, name) for name in names)
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,19 @@ class PackedLinear:
 def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor] | None, *, dtype: torch.dtype,
                 device: torch.device, tile_rows: int | None) -> PackedLinear:
     """Weights of equal K stacked along N; prepacked for the tile where this torch can."""
-    weight_NK = torch.cat([w.to(device=device, dtype=dtype) for w in weights]).contiguous()
-    bias_N = None if biases is None else torch.cat([b.to(device=device, dtype=dtype) for b in biases])
+    weight_NK = _stacked(weights, dtype, device)
+    bias_N = None if biases is None else _stacked(biases, dtype, device)
     outputs = weight_NK.shape[0]
     prepacked = tile_rows is not None and has_prepacking(device)
     if prepacked:
         weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK, tile_rows)
     return PackedLinear(weight=weight_NK, bias_N=bias_N, outputs=outputs, prepacked=prepacked)
+
+
+def _stacked(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One contiguous tensor; a single part is not copied needlessly, for a head can be large."""
+    moved = [part.to(device=device, dtype=dtype) for part in parts]
+    return moved[0].contiguous() if len(moved) == 1 else torch.cat(moved)
 
 
 def in_tiles(x_TK: Tensor, linear: PackedLinear, tile_rows: int | None) -> Tensor:

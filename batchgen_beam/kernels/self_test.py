@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -89,12 +90,12 @@ def _products(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) 
     for outputs, inputs in shapes.linear:
         weight = kernels.pack([_random(kernels, random, outputs, inputs)])
         x_TK = _random(kernels, random, ROWS, inputs)
-        yield from _sweep(f"linear {outputs}x{inputs}", lambda x, w=weight: kernels.linear(x, w), x_TK, BATCHES)
+        yield from _sweep(f"linear {outputs}x{inputs}", partial(kernels.linear, weight=weight), x_TK, BATCHES)
     vocabulary, inputs = shapes.head
     block_VD = _random(kernels, random, min(vocabulary, 1024), inputs)
     head = kernels.pack_head(block_VD.repeat(-(-vocabulary // len(block_VD)), 1)[:vocabulary])
     x_WD = _random(kernels, random, FEW_ROWS, inputs)
-    yield from _sweep(f"head {vocabulary}x{inputs}", lambda x: kernels.head(x, head), x_WD, FEW_BATCHES)
+    yield from _sweep(f"head {vocabulary}x{inputs}", partial(kernels.head, weight=head), x_WD, FEW_BATCHES)
 
 
 def _lines(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) -> Iterator[str]:
@@ -102,7 +103,8 @@ def _lines(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) -> 
     for width in shapes.norms:
         weight_D = _random(kernels, random, width)
         x_TD = _random(kernels, random, ROWS, width)
-        yield from _sweep(f"rms_norm {width}", lambda x, w=weight_D: kernels.rms_norm(x, w, 1e-5), x_TD, BATCHES)
+        norm = partial(kernels.rms_norm, weight_D=weight_D, eps=1e-5)
+        yield from _sweep(f"rms_norm {width}", norm, x_TD, BATCHES)
     for width in shapes.activations:
         x_TN = _random(kernels, random, ROWS, 2 * width)
         yield from _sweep(f"swiglu {width}", kernels.swiglu, x_TN, BATCHES)
@@ -158,7 +160,7 @@ def _attention(kernels: KernelSet, shape: AttentionShape, random: torch.Generato
     alone = [run([range(place, place + 1)])[0] for place in places]
     mixed = run([range(place, place + 1) for place in reversed(places)]).flip(0)
     chunks = [range(max(0, place - 1 - index), min(longest, place + 20)) for index, place in enumerate(places)]
-    chunked = run(chunks).split([len(chunk) for chunk in chunks])
+    chunked = torch.split(run(chunks), [len(chunk) for chunk in chunks])
     for index, place in enumerate(places):
         if not torch.equal(mixed[index], alone[index]):
             yield f"{name}: position {place} in a mixed batch"
