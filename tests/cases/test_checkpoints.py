@@ -110,6 +110,14 @@ def test_unfilled_and_unknown(tmp_path: Path) -> None:
         check_checkpoint(write_single(tmp_path, stored))
 
 
+def test_one_unfilled_parameter(tmp_path: Path) -> None:
+    """Case 44: one absent tensor of one layer is enough to refuse the folder."""
+    stored = tensors()
+    del stored["model.layers.1.input_layernorm.weight"]
+    with pytest.raises(CheckpointError, match=r"1 missing \(model\.layers\.1\.input_layernorm\.weight\), 0 unknown"):
+        check_checkpoint(write_single(tmp_path, stored))
+
+
 @pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "fp8", "mxfp4", "compressed-tensors", "hqq"])
 def test_quantised_by_method(tmp_path: Path, method: str) -> None:
     """Case 45: the method in config.json is refused by name before any file is looked at."""

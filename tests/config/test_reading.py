@@ -9,6 +9,7 @@ import pytest
 
 from batchgen_beam.config.families.fake import FakeConfig
 from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.config.families.mistral import MistralConfig
 from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.errors import CheckpointError
 
@@ -69,6 +70,15 @@ def test_derived_sizes(tmp_path: Path) -> None:
 def test_eos(tmp_path: Path, value: object, ids: tuple[int, ...]) -> None:
     """One id or a list; null is the family's default."""
     assert load(tmp_path, eos_token_id=value).eos_token_ids == ids
+
+
+@pytest.mark.parametrize(("text", "window"), [("", 4096), (', "sliding_window": null', None), (', "sliding_window": 8', 8)])
+def test_null_is_a_value_where_none_is(tmp_path: Path, text: str, window: int | None) -> None:
+    """Null switches off what may be None, and does not fall back to the family's default as an absent key does."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": "mistral"{text}}}')
+    config = load_config(str(tmp_path))
+    assert isinstance(config, MistralConfig)
+    assert config.sliding_window == window
 
 
 def test_aliases(tmp_path: Path) -> None:
