@@ -72,7 +72,9 @@ def test_eos(tmp_path: Path, value: object, ids: tuple[int, ...]) -> None:
     assert load(tmp_path, eos_token_id=value).eos_token_ids == ids
 
 
-@pytest.mark.parametrize(("text", "window"), [("", 4096), (', "sliding_window": null', None), (', "sliding_window": 8', 8)])
+@pytest.mark.parametrize(("text", "window"), [
+    ("", 4096), (', "sliding_window": null', None), (', "sliding_window": 8', 8),
+])
 def test_null_is_a_value_where_none_is(tmp_path: Path, text: str, window: int | None) -> None:
     """Null switches off what may be None, and does not fall back to the family's default as an absent key does."""
     (tmp_path / "config.json").write_text(f'{{"model_type": "mistral"{text}}}')
