@@ -14,7 +14,7 @@ import pyarrow as pa
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.storage.files import list_files
-from batchgen_beam.storage.jsonl_input import count_lines, read_lines
+from batchgen_beam.storage.jsonl_input import LINE_EXTENSIONS, count_lines, read_lines
 from batchgen_beam.storage.parquet_input import ParquetFooter, kept_types, read_footer, read_row_group
 from batchgen_beam.storage.raw_rows import RawBatch
 from batchgen_beam.storage.schemas import check_kept_names
@@ -26,8 +26,6 @@ ROW_GROUP_BYTES = 512 << 20
 """Row groups whose needed columns are larger than this, uncompressed, draw a warning: each is read by one worker."""
 
 _PARQUET = (".parquet", ".parq", ".pq")
-_LINES = (".jsonl", ".ndjson")
-_COMPRESSED = ("", ".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +109,9 @@ def _is_parquet(uri: str) -> bool:
 
 
 def _check_extension(uri: str) -> None:
-    lines = tuple(name + packed for name in _LINES for packed in _COMPRESSED)
-    if not uri.lower().endswith((*_PARQUET, *lines)):
-        raise InputError(f"input {uri} is neither Parquet ({', '.join(_PARQUET)}) nor JSON Lines ({', '.join(lines)}); "
-                         "name a folder's files by a pattern such as folder/*.parquet")
+    if not uri.lower().endswith((*_PARQUET, *LINE_EXTENSIONS)):
+        raise InputError(f"input {uri} is neither Parquet ({', '.join(_PARQUET)}) nor JSON Lines "
+                         f"({', '.join(LINE_EXTENSIONS)}); name a folder's files by a pattern such as folder/*.parquet")
 
 
 def _text_schema(keep: Sequence[str]) -> pa.Schema:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import NoReturn
+from contextlib import contextmanager
+from typing import BinaryIO, NoReturn
 
 import pyarrow as pa
+from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
+from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow, asked_columns
 from batchgen_beam.storage.row_identity import open_path
 
-__all__ = ["count_lines", "read_lines"]
+__all__ = ["LINE_EXTENSIONS", "count_lines", "read_lines"]
+
+_NAMES = (".jsonl", ".ndjson")
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+LINE_EXTENSIONS = tuple(name + packed for name in _NAMES for packed in ("", *_CODECS))
+"""Extensions of the files that are read as JSON Lines."""
 
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 1000
@@ -27,9 +35,23 @@ _MAX_DEPTH = 64
 _BOM = b"\xef\xbb\xbf"
 
 
+@contextmanager
+def _opened(uri: str) -> Iterator[BinaryIO | pa.NativeFile]:
+    """The file's content, decompressed by Arrow: Beam's own reader takes a truncated archive for a short one."""
+    codec = _CODECS.get(uri[uri.rindex(".") :].lower())
+    with FileSystems.open(open_path(uri), compression_type=CompressionTypes.UNCOMPRESSED) as handle:
+        if codec is None:
+            yield handle
+            return
+        with pa.CompressedInputStream(pa.PythonFile(handle, "r"), codec) as stream:
+            try:
+                yield stream
+            except OSError as error:
+                raise InputError(f"{uri} is damaged or incomplete: {error}") from error
+
+
 def _lines(uri: str) -> Iterator[tuple[int, bytes]]:
-    """(Number from 0, bytes) of every line that is not blank."""
-    with FileSystems.open(open_path(uri)) as handle:
+    with _opened(uri) as handle:
         number, rest = 0, b""
         while block := handle.read(_READ_BYTES):
             *whole, rest = (rest + block).split(b"\n")

@@ -31,12 +31,10 @@ def start_run(output: str, fingerprint: Fingerprint, *, new_fingerprint: bool = 
     A folder made under another print is refused with an `OutputError` that names the differing facts;
     `new_fingerprint` instead removes what was published there.
     """
-    previous = read_fingerprint(output)
-    replaced = previous is not None and previous != fingerprint
-    if previous is not None and replaced and not new_fingerprint:
-        raise OutputError(_refusal(output, fingerprint.differences(previous)))
+    if not new_fingerprint:
+        check_output(output, fingerprint)
     remove(join(output, SUCCESS_FILE))
-    if replaced:
+    if read_fingerprint(output) not in (None, fingerprint):
         remove_published(output)
     write_atomically(join(output, FINGERPRINT_FILE), _json_bytes(
         {"version": RUN_VERSION, "digest": fingerprint.digest, "facts": dict(fingerprint.facts)}))

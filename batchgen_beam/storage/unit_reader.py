@@ -61,13 +61,13 @@ def _input_row(raw: RawRow, unit: OutputUnit, id_column: str) -> InputRow:
 
 
 def _identified(raw: RawRow, unit: OutputUnit, id_column: str) -> tuple[str, str | None]:
-    position = positional_id(unit.shard, unit.row_group, raw.row)
-    if not raw.has_id:
-        return position, raw.problem
-    try:
-        return row_id(raw.id_value, id_column), raw.problem
-    except ValueError as error:
-        return position, raw.problem or str(error)
+    problem = raw.problem
+    if raw.has_id:
+        try:
+            return row_id(raw.id_value, id_column), problem
+        except ValueError as error:
+            problem = problem or str(error)
+    return positional_id(unit.shard, unit.row_group, raw.row), problem
 
 
 def _stream(batches: list[pa.RecordBatch]) -> bytes:

@@ -1,0 +1,131 @@
+"""The plan of an input, and the cutting of row groups into units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchgen_beam.errors import InputError, OptionError
+from batchgen_beam.records import OutputUnit
+from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.inputs import plan_input
+from batchgen_beam.storage.units import Manifest, check_distinct_paths, parse_unit, published_name, unit_text
+from tests.support.storing import read_all, write_lines, write_table
+
+
+def prompts(count: int) -> dict[str, list[str]]:
+    """Columns of rows r0, r1, ..."""
+    return {"uuid": [f"r{index}" for index in range(count)], "prompt": [f"p{index}" for index in range(count)]}
+
+
+def test_files_are_sorted_and_counted(tmp_path: Path) -> None:
+    """Several patterns give each file once, by name; hidden files and markers do not count; totals are known."""
+    write_table(tmp_path / "b.parquet", prompts(5), row_group_size=2)
+    write_table(tmp_path / "a.parquet", prompts(1))
+    for name in ("_SUCCESS", ".a.parquet.crc"):
+        (tmp_path / name).touch()
+    plan = plan_input([f"{tmp_path}/*", f"{tmp_path}/b.parquet"], InputColumns())
+    assert {file.uri: file.rows for file in plan.files} == {
+        f"file://{tmp_path}/a.parquet": (1,), f"file://{tmp_path}/b.parquet": (2, 2, 1)}
+    assert plan.rows == 6
+    write_lines(tmp_path / "c.jsonl", [])
+    assert plan_input([f"{tmp_path}/*"], InputColumns()).rows is None
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("none*.parquet", r"none\*\.parquet' matches no file"), ("a.csv", r"a\.csv is neither Parquet"),
+    ("folder", r"folder is neither Parquet .* folder/\*\.parquet"),
+])
+def test_unusable_patterns_are_named(tmp_path: Path, name: str, message: str) -> None:
+    """No match, an unknown extension, a folder: refused with the name and what to do."""
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=message):
+        plan_input([f"{tmp_path}/{name}"], InputColumns())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 100])
+def test_a_limit_keeps_the_first_rows(tmp_path: Path, limit: int) -> None:
+    """`limit` takes rows in input order over row groups and files, JSONL among them, and reads no more."""
+    write_table(tmp_path / "a.parquet", prompts(5), row_group_size=2)
+    write_lines(tmp_path / "b.jsonl", [{"prompt": f"l{index}"} for index in range(2)])
+    plan = plan_input([f"{tmp_path}/*"], InputColumns(), limit=limit)
+    assert plan.rows == min(limit, 7)
+    assert sum(task.rows or 0 for file in plan.files for task in file.tasks()) == min(limit, 7)
+
+
+@pytest.mark.parametrize("keep", [("text",), ("a", "a"), ("seed",)])
+def test_kept_names_must_be_free(tmp_path: Path, keep: tuple[str, ...]) -> None:
+    """A kept column may not have the name of a result column, nor be named twice."""
+    with pytest.raises(OptionError, match=keep[0]):
+        plan_input([f"{tmp_path}/*"], InputColumns(keep=keep))
+
+
+def test_kept_types_must_go_together(tmp_path: Path) -> None:
+    """A kept column has one type over all files: the wider where one holds the other, refused where none does."""
+    write_table(tmp_path / "a.parquet", {"prompt": ["x"], "k": pa.array([1], pa.int32())})
+    write_table(tmp_path / "b.parquet", {"prompt": ["x"], "k": pa.array([1], pa.int64())})
+    write_table(tmp_path / "c.parquet", {"prompt": ["x"]})
+    columns = InputColumns(keep=("k",))
+    assert plan_input([f"{tmp_path}/*"], columns).kept.field("k").type == pa.int64()
+    write_table(tmp_path / "d.parquet", {"prompt": ["x"], "k": ["text"]})
+    with pytest.raises(InputError, match=r"'k' is string in .*d\.parquet and int64 elsewhere"):
+        plan_input([f"{tmp_path}/*"], columns)
+
+
+def test_units_are_slices_in_order(tmp_path: Path) -> None:
+    """Units hold at most `unit_rows` rows of one row group; keys, ranks and occurrences are counted inside them."""
+    path = write_table(tmp_path / "a.parquet", {"uuid": ["x", "x", "x", "y", "x"], "prompt": ["p", "q", "p", "p", "p"]})
+    rows, placements, manifests = read_all(path, unit_rows=4)
+    assert [manifest.unit.slice_index for manifest in manifests] == [0, 1]
+    assert [key for manifest in manifests for key in manifest.keys] == [row.key.text for row in rows]
+    assert [(place.rank, place.occurrence) for place in placements] == [(0, 0), (0, 1), (1, 2), (0, 0), (0, 0)]
+    assert {place.unit for place in placements} == {unit_text(manifest.unit) for manifest in manifests}
+    assert [row.position.row for row in rows] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("unit_rows", [7, 1000, 1500, 5000])
+def test_units_do_not_depend_on_batches(tmp_path: Path, unit_rows: int) -> None:
+    """Wherever the reader cuts its batches, units are cut at their own length and kept columns follow."""
+    count = 2300
+    path = write_table(tmp_path / "a.parquet", {**prompts(count), "note": list(range(count))}, row_group_size=2000)
+    _, _, manifests = read_all(path, InputColumns(keep=("note",)), unit_rows=unit_rows)
+    assert [key for manifest in manifests for key in manifest.ranked_keys()] == [
+        f"{row.key.text}#0" for row in read_all(path)[0]]
+    notes = [note for manifest in manifests for note in kept(manifest, "note")]
+    assert notes == list(range(count))
+    assert all(len(kept(manifest, "note")) == len(manifest.keys) <= unit_rows for manifest in manifests)
+
+
+def kept(manifest: Manifest, name: str) -> list[object]:
+    """A kept column of a unit."""
+    values: list[object] = pa.ipc.open_stream(manifest.kept).read_all().column(name).to_pylist()
+    return values
+
+
+def test_empty_files_and_row_groups_have_no_unit(tmp_path: Path) -> None:
+    """A file without rows, a row group without rows and an empty JSONL file read as nothing."""
+    schema = pa.schema([("uuid", pa.string()), ("prompt", pa.string())])
+    with pq.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        writer.write_table(schema.empty_table())
+        writer.write_table(pa.table(prompts(1), schema))
+        writer.write_table(schema.empty_table())
+    write_table(tmp_path / "b.parquet", {"prompt": pa.array([], pa.string())})
+    write_lines(tmp_path / "c.jsonl", [])
+    rows, placements, manifests = read_all(tmp_path / "*")
+    assert len(rows) == len(placements) == len(manifests) == 1
+
+
+def test_unit_names_mirror_the_input() -> None:
+    """A unit's text and published path follow from the input alone, and no two inputs share a path."""
+    unit = OutputUnit("file:///data/in/a#1.parquet", 3, 12)
+    assert parse_unit(unit_text(unit)) == unit
+    assert published_name(unit) == "data/in/a#1.parquet/rg-000003-s-0012.parquet"
+    assert published_name(OutputUnit("gs://b/k//x.jsonl", 0, 0)) == "gs/b/k/x.jsonl/rg-000000-s-0000.parquet"
+    with pytest.raises(InputError, match="relative part"):
+        published_name(OutputUnit("gs://b/../x", 0, 0))
+    with pytest.raises(InputError, match="same path"):
+        check_distinct_paths(["gs://b/x.parquet", "file:///gs/b/x.parquet"])
