@@ -6,14 +6,14 @@ final report.  Does not know what the checks are (`checks`) nor the graph (`buil
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NoReturn, TextIO
+from typing import NoReturn, Self, TextIO
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import SetupOptions
@@ -91,22 +91,40 @@ def _run_pipeline(options: BatchgenOptions, job: JobSpec, streams: Streams) -> N
     build_job(pipeline, job)
     settings = job.handle.settings
     assert settings.progress is not None
-    with _interruptible(), ProgressDisplay(settings.progress, rows=job.plan.rows, interval=settings.progress_interval,
-                                           stream=streams.err):
-        pipeline.run().wait_until_finish()
+    display = ProgressDisplay(settings.progress, rows=job.plan.rows, interval=settings.progress_interval,
+                              stream=streams.err)
+    with _Interrupts() as interrupts, display:
+        try:
+            pipeline.run().wait_until_finish()
+        except RuntimeError as error:
+            if interrupts.seen:
+                raise KeyboardInterrupt from error
+            raise
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """A termination signal ends the run as Ctrl-C does: what is published stays, the same command goes on."""
-    def interrupt(number: int, frame: object) -> NoReturn:
+class _Interrupts:
+    """While it is open, Ctrl-C and a termination signal both interrupt the main thread, and are remembered.
+
+    A local runner works in the main thread and reports the interrupt as the failure of some step.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._interrupt) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: object) -> NoReturn:
+        self.seen = True
+        logging.disable()
         raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _report(request: RunRequest, run: str, handle: HostHandle, streams: Streams) -> int:

@@ -1,0 +1,112 @@
+"""Laws of the exit codes, seen from outside: 0 done, 3 rows failed, 2 refused, 130 interrupted, 1 fatal."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_folder import write_fake_folder
+from tests.support.jobs import command, questions, report, run_flags, write_rows
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and inputs: good rows, and rows of which some are bad."""
+    folder = tmp_path_factory.mktemp("cli")
+    write_fake_folder(folder / "model")
+    write_fake_folder(folder / "endless", eos_every=0)
+    write_rows(folder / "good" / "a.parquet", questions(30))
+    write_rows(folder / "mixed" / "a.parquet", [*questions(10), {"uuid": "bad", "prompt": ""}])
+    write_rows(folder / "long" / "a.parquet", [{**row, "max_tokens": 700} for row in questions(400)])
+    (folder / "blocked").mkdir()
+    (folder / "blocked" / "results").write_text("a file where a folder should be")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ended(place: Path) -> dict[str, Ended]:
+    """Runs that go on at the same time, and how they ended."""
+    def flags(source: str, output: str, *more: str) -> list[str]:
+        return run_flags(f"{source}/*.parquet", Path(output), place / "model", *more)
+
+    started = {name: command(arguments, place) for name, arguments in {
+        "good": flags("good", "out-good", "--runner=DirectRunner"),
+        "mixed": flags("mixed", "out-mixed"),
+        "allowed": flags("mixed", "out-allowed", "--allow-failures"),
+        "fatal": flags("good", "blocked"),
+        "no input": flags("nothing", "out-nothing"),
+    }.items()}
+    results = {}
+    for name, process in started.items():
+        out, err = process.communicate(timeout=200)
+        results[name] = Ended(process.returncode, out, err)
+    return results
+
+
+def test_a_run_without_failures_ends_with_0(ended: dict[str, Ended], place: Path) -> None:
+    """The summary balances, names the places of the results, and _SUCCESS stands."""
+    good = ended["good"]
+    assert good.code == 0, good.err
+    assert "30 rows read = 30 answered + 0 failed" in good.out
+    assert "out-good/results" in good.out
+    assert (place / "out-good" / "_SUCCESS").exists()
+
+
+def test_the_direct_runner_is_pinned_in_one_line(ended: dict[str, Ended]) -> None:
+    """Whoever names Beam's DirectRunner is told what runs instead."""
+    assert ended["good"].err.count("DirectRunner means FnApiRunner") == 1
+
+
+def test_failed_rows_end_with_3_unless_they_are_allowed(ended: dict[str, Ended], place: Path) -> None:
+    """The same rows, the same report; only the exit code differs."""
+    assert (ended["mixed"].code, ended["allowed"].code) == (3, 0), ended["mixed"].err
+    assert "11 rows read = 10 answered + 1 failed" in ended["mixed"].out
+    assert report(place / "out-mixed")["counts"] == report(place / "out-allowed")["counts"]
+    assert report(place / "out-mixed")["counts"]["failures"] == {"EMPTY_PROMPT": 1}
+
+
+def test_a_mistake_ends_with_2_in_one_message(ended: dict[str, Ended], place: Path) -> None:
+    """Nothing was begun: no output folder, one message that names the pattern."""
+    refused = ended["no input"]
+    assert refused.code == 2
+    assert "nothing/*.parquet' matches no file" in refused.err
+    assert "Traceback" not in refused.err
+    assert not (place / "out-nothing").exists()
+
+
+def test_a_job_that_stops_ends_with_1(ended: dict[str, Ended], place: Path) -> None:
+    """An output that can't be written stops the job, and no _SUCCESS is left."""
+    assert ended["fatal"].code == 1
+    assert "the job stopped" in ended["fatal"].err
+    assert not (place / "blocked" / "_SUCCESS").exists()
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
+def test_an_interrupted_run_ends_with_130(place: Path, number: signal.Signals) -> None:
+    """Within 20 s of a Ctrl-C or a termination signal, and saying that the same command goes on."""
+    output = Path(f"out-{number.name}")
+    process = command(run_flags("long/*.parquet", output, place / "endless", "--progress-interval=0.5"), place)
+    assert process.stderr is not None
+    line = ""
+    while "running 8/8" not in line:
+        line = process.stderr.readline()
+        assert line, "the run ended before it was interrupted"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert not (place / output / "_SUCCESS").exists()

@@ -1,0 +1,142 @@
+"""Laws of a whole run, in one process: order, counts, reuse of an output folder, and what each flag does."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from batchgen_beam.pipelines.main import OK, ROWS_FAILED, USER_ERROR, main
+from tests.support.fake_folder import write_fake_folder
+from tests.support.jobs import published, questions, report, run_flags, timeless, write_rows
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake model."""
+    return write_fake_folder(tmp_path_factory.mktemp("model") / "fake")
+
+
+def test_results_stand_in_input_order(model: Path, tmp_path: Path) -> None:
+    """Whatever the lanes and whoever ends first, rows are published in the order of each file and row group."""
+    rows = questions(90)
+    random.Random(3).shuffle(rows)
+    for index, row in enumerate(rows):
+        row["max_tokens"] = 1 + (index * 37) % 40
+    write_rows(tmp_path / "in" / "a.parquet", rows[:50], row_group_size=20)
+    write_rows(tmp_path / "in" / "b.parquet", rows[50:])
+    outputs = []
+    for lanes in (1, 3):
+        output = tmp_path / f"out-{lanes}"
+        assert main(run_flags(tmp_path / "in" / "*.parquet", output, model, f"--lanes={lanes}")) == OK
+        outputs.append(timeless(published(output)))
+    assert [row["uuid"] for row in outputs[0]] == [row["uuid"] for row in rows]
+    assert outputs[0] == outputs[1]
+    assert all(row["completion_tokens"] <= rows[index]["max_tokens"] for index, row in enumerate(outputs[0]))
+
+
+def test_counts_balance_and_each_bad_row_has_its_code(model: Path, tmp_path: Path) -> None:
+    """Bad rows, doubled ids and good rows side by side: every row is counted and published once."""
+    rows = [*questions(20), {"uuid": "empty", "prompt": ""}, {"uuid": "both", "prompt": "x", "messages": '["no turn"]'},
+            {"uuid": "hot", "prompt": "x", "temperature": -1.0}, {"uuid": "id-3", "prompt": "another question"},
+            {"uuid": "id-4", "prompt": questions(20)[4]["prompt"]}]
+    write_rows(tmp_path / "a.parquet", rows)
+    output = tmp_path / "out"
+    assert main(run_flags(tmp_path / "a.parquet", output, model, "--keep-columns=prompt")) == ROWS_FAILED
+    counts = report(output)["counts"]
+    assert (counts["rows"], counts["results"], counts["failed"]) == (25, 22, 3)
+    failures = {row["uuid"]: row["code"] for row in published(output, "failures")}
+    assert failures == {"empty": "EMPTY_PROMPT", "both": "INVALID_ROW", "hot": "INVALID_PARAMETER"}
+    results = published(output)
+    assert [row["uuid"] for row in results] == [row["uuid"] for row in rows if row["uuid"] not in failures]
+    assert [row["prompt"] for row in results] == [row["prompt"] for row in rows if row["uuid"] not in failures]
+    same = [row for row in results if row["uuid"] == "id-4"]
+    assert [row["occurrence"] for row in same] == [0, 1]
+    assert same[0]["token_ids"] == same[1]["token_ids"]
+    assert counts["repeated_ids"] == 2
+
+
+def test_an_output_is_reused_for_the_same_content_only(
+        model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command publishes the same files again; other content is refused by name, or replaces them if told."""
+    write_rows(tmp_path / "a.parquet", questions(12))
+    output = tmp_path / "out"
+    flags = run_flags(tmp_path / "a.parquet", output, model)
+    assert main(flags) == OK
+    first = published(output)
+    assert main([*flags, "--max-rows=3", "--prefill-chunk=7"]) == OK
+    assert timeless(published(output)) == timeless(first)
+    capsys.readouterr()
+    assert main([*flags, "--max-tokens=5"]) == USER_ERROR
+    assert "max_tokens: 16 -> 5" in capsys.readouterr().err
+    assert (output / "_SUCCESS").exists()
+    assert main([*flags, "--max-tokens=5", "--new-fingerprint"]) == OK
+    assert all(row["completion_tokens"] <= 5 for row in published(output))
+
+
+def test_two_processes_give_the_bits_of_one(model: Path, tmp_path: Path) -> None:
+    """Workers in processes of their own load one engine each; results are those of a run in one process."""
+    write_rows(tmp_path / "a.parquet", questions(40), row_group_size=10)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main(run_flags(tmp_path / "a.parquet", one, model)) == OK
+    more = ("--direct_num_workers=2", "--direct_running_mode=multi_processing", "--lanes=4")
+    assert main(run_flags(tmp_path / "a.parquet", two, model, *more)) == OK
+    assert timeless(published(two)) == timeless(published(one))
+    engine = report(two)["engine"]
+    assert (engine["engines"], engine["answered"]) == (2, 40)
+
+
+def test_limit_reads_the_first_rows(model: Path, tmp_path: Path) -> None:
+    """Files by name, rows in order."""
+    write_rows(tmp_path / "in" / "a.parquet", questions(5))
+    write_rows(tmp_path / "in" / "b.parquet", questions(5, start=5))
+    assert main(run_flags(tmp_path / "in" / "*.parquet", tmp_path / "out", model, "--limit=7")) == OK
+    assert [row["uuid"] for row in published(tmp_path / "out")] == [f"id-{index}" for index in range(7)]
+
+
+def test_json_lines_are_read_too(model: Path, tmp_path: Path) -> None:
+    """One bad line is one failure with its place; ids are made from places where there are none."""
+    lines = '{"prompt": "one"}', "not json", '{"messages": [{"role": "user", "content": "two"}]}'
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    output = tmp_path / "out"
+    assert main(run_flags(tmp_path / "a.jsonl", output, model)) == ROWS_FAILED
+    assert [row["row"] for row in published(output)] == [0, 2]
+    assert [(row["code"], row["row"]) for row in published(output, "failures")] == [("INVALID_ROW", 1)]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--kv-memory=1KiB"], r"one row of 1024 tokens"),
+    (["--runner=BundleBasedDirectRunner"], r"BundleBasedDirectRunner is not supported"),
+    (["--streaming"], r"--streaming is not supported"),
+    (["--keep-columns=uuid"], r"'uuid' can't be kept"),
+    (["--keep-columns=colour"], r"'colour'"),
+    (["--temperature=9"], r"temperature must be a number in \[0, 2\], got 9"),
+    (["--lanes=5000"], r"--lanes=5000"),
+    (["--limit=0"], r"--limit must be at least 1"),
+    (["--prompt-column=question"], r"'question'"),
+    (["--chat-template=/nowhere.jinja"], r"/nowhere\.jinja"),
+    (["--max-rows=0"], r"max_rows must be at least 1, got 0"),
+])
+def test_a_mistake_is_refused_before_beam_starts(
+        flags: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One message names the thing; the output folder is not begun."""
+    write_rows(tmp_path / "a.parquet", questions(3))
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", model, *flags)) == USER_ERROR
+    assert re.search(message, capsys.readouterr().err.strip().splitlines()[-1])
+    assert not (tmp_path / "out").exists()
+
+
+def test_messages_without_a_template_are_refused_at_start(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that has no chat template can't answer a column of messages, unless a template file is given."""
+    bare = write_fake_folder(tmp_path / "bare", template=None)
+    write_rows(tmp_path / "a.parquet", [{"uuid": "1", "messages": [{"role": "user", "content": "hello"}]}])
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", bare)) == USER_ERROR
+    assert "has no chat template" in capsys.readouterr().err
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages[0]['content'] }}")
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", bare, f"--chat-template={template}")) == OK
