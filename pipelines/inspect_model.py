@@ -55,6 +55,6 @@ def _facts(model: ModelFolder, checkpoint: CheckpointFacts) -> Iterator[tuple[st
     yield "tied embeddings", config.tie_word_embeddings
     yield "BOS", "none" if model.tokenizer.bos_id is None else model.tokenizer.bos_id
     yield "EOS", ", ".join(map(str, sorted(model.eos_ids))) or "none: answers end by length only"
-    yield "chat template", "none" if template is None else template.name
+    yield "chat template", "none" if template is None else "yes, asks for the time" if template.uses_clock else "yes"
     yield "sampling defaults", f"temperature {defaults.temperature}, top_k {defaults.top_k}, top_p {defaults.top_p}"
     yield "not applied", ", ".join(defaults.unapplied) or "nothing"

@@ -11,9 +11,21 @@ from batchgen_beam.pipelines import main
 from batchgen_beam.pipelines.options import OPTIONS, parse_options, parse_size
 from batchgen_beam.transforms.metrics import ALL_METRICS
 
-FLAGS = ["--input", "--output", "--model", "--model-cache", "--chat-template", "--dtype", "--threads", "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context", "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--id-column", "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns", "--lanes", "--limit", "--allow-failures", "--new-fingerprint", "--progress-interval"]
+FLAGS = [
+    "--input", "--output", "--model", "--model-cache", "--chat-template", "--dtype", "--threads", "--max-rows",
+    "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context", "--temperature",
+    "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--id-column", "--prompt-column",
+    "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns", "--lanes", "--limit",
+    "--allow-failures", "--new-fingerprint", "--progress-interval",
+]
 
-METRICS = ["rows_answered", "rows_failed", "prompt_tokens", "generated_tokens", "model_load_msecs", "batch_fill_percent", "rows_failed_empty_prompt", "rows_failed_prompt_too_long", "rows_failed_invalid_text", "rows_failed_invalid_row", "rows_failed_invalid_parameter", "rows_failed_unsupported_parameter", "rows_failed_template_error", "rows_failed_numeric_error", "rows_failed_grammar_error", "rows_failed_capacity_exceeded", "rows_failed_cancelled", "rows_failed_engine_error"]
+METRICS = [
+    "rows_answered", "rows_failed", "prompt_tokens", "generated_tokens", "model_load_msecs", "batch_fill_percent",
+    "rows_failed_empty_prompt", "rows_failed_prompt_too_long", "rows_failed_invalid_text",
+    "rows_failed_invalid_row", "rows_failed_invalid_parameter", "rows_failed_unsupported_parameter",
+    "rows_failed_template_error", "rows_failed_numeric_error", "rows_failed_grammar_error",
+    "rows_failed_capacity_exceeded", "rows_failed_cancelled", "rows_failed_engine_error",
+]
 
 
 def test_flags_are_frozen() -> None:
@@ -56,7 +68,8 @@ def test_unknown_flags_and_values_are_refused_by_name(flags: list[str], message:
         parse_options(flags)
 
 
-@pytest.mark.parametrize(("text", "size"), [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("1.5 MB", 1_500_000), ("3kib", 3072)])
+@pytest.mark.parametrize(("text", "size"), [
+    ("0", 0), ("17", 17), ("2GiB", 2 << 30), ("1.5 MB", 1_500_000), ("3kib", 3072)])
 def test_sizes(text: str, size: int) -> None:
     """Bytes, or a number with a decimal or binary unit."""
     assert parse_size(text) == size
