@@ -132,8 +132,10 @@ class SamplingParams:
         _check("top_k", self.top_k, self.top_k >= 0, "an integer of at least 1, or 0 or -1 for off")
         _check("top_p", self.top_p, 0.0 <= self.top_p <= 1.0, "a number in [0, 1]")
         _check("seed", self.seed, -(2**63) <= self.seed < 2**64, "an integer of 64 bits")
-        _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "an integer of at least 1")
-        _check("logprobs", self.logprobs, 0 <= self.logprobs <= MAX_TOP_LOGPROBS, f"an integer in [0, {MAX_TOP_LOGPROBS}]")
+        limited = self.max_tokens is None or self.max_tokens >= 1
+        _check("max_tokens", self.max_tokens, limited, "an integer of at least 1")
+        listable = 0 <= self.logprobs <= MAX_TOP_LOGPROBS
+        _check("logprobs", self.logprobs, listable, f"an integer in [0, {MAX_TOP_LOGPROBS}]")
 
     @property
     def greedy(self) -> bool:
@@ -300,7 +302,8 @@ class ContinuationRecord:
     def from_bytes(cls, data: bytes) -> ContinuationRecord:
         """The inverse of `to_bytes`; a `ValueError` names what is wrong (not a record, version, truncated)."""
         facts, body = _split_record(data)
-        prompt, generated, chosen, top_ids, top = (array(code) for code in "iifif")
+        prompt, generated, top_ids = token_array(), token_array(), token_array()
+        chosen, top = float_array(), float_array()
         offset = 0
         for part, length in zip((prompt, generated, chosen, top_ids, top), facts.pop("lengths"), strict=True):
             part.frombytes(body[offset : offset + 4 * length])

@@ -18,7 +18,18 @@ from torch import Tensor
 
 from batchgen_beam.models.caches import CacheKind, GroupKey
 
-__all__ = ["BatchView", "CacheKind", "CacheSpec", "GroupKey", "KernelSet", "Layer", "LayerState", "Model", "PackedWeight", "run_layers"]
+__all__ = [
+    "BatchView",
+    "CacheKind",
+    "CacheSpec",
+    "GroupKey",
+    "KernelSet",
+    "Layer",
+    "LayerState",
+    "Model",
+    "PackedWeight",
+    "run_layers",
+]
 
 PackedWeight = Any
 """A weight in the form that the kernel set wants; opaque to models."""

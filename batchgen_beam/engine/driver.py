@@ -156,7 +156,7 @@ class Driver:
             while self._fetch():
                 self._engine.step()
                 self._deliver(self._engine.poll())
-        except BaseException as error:  # handed to every waiter: `_check`
+        except BaseException as error:  # noqa: BLE001 - handed to every waiter by `_check`
             with self._mutex:
                 self._error = error
                 self._news.notify_all()

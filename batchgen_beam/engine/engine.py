@@ -189,7 +189,8 @@ class Engine:
         """Answer bad rows, then advance every row whose prefill went on, whose page is full, or that ended."""
         for slot in bad:
             row = self._row(slot)
-            self._answer(Failure(key=row.key, code=ErrorCode.NUMERIC_ERROR, message="the model's logits are not finite"))
+            message = "the model's logits are not finite"
+            self._answer(Failure(key=row.key, code=ErrorCode.NUMERIC_ERROR, message=message))
             row.become(Status.FAILED)
             self._live.forget(row)
         for chunk in chunks:

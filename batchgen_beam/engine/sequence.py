@@ -24,7 +24,6 @@ from batchgen_beam.records import (
     RowKey,
     SamplingParams,
     TokenLogprobs,
-    float_array,
     token_array,
 )
 
@@ -73,9 +72,31 @@ class NewTokens:
 class Sequence:
     """One row under way.  `computed` counts the positions whose KV is stored; `context` is prompt and generated."""
 
-    __slots__ = ("_life", "_started", "computed", "content_print", "finish_reason", "generated", "holds", "evictions",
-                 "key", "limit", "logprobs", "numeric_print", "params", "prefilled", "prompt_ids", "recomputed",
-                 "reached", "seq_id", "started", "status", "submitted", "choice_index", "attempts")
+    __slots__ = (
+        "_life",
+        "_started",
+        "attempts",
+        "choice_index",
+        "computed",
+        "content_print",
+        "evictions",
+        "finish_reason",
+        "generated",
+        "holds",
+        "key",
+        "limit",
+        "logprobs",
+        "numeric_print",
+        "params",
+        "prefilled",
+        "prompt_ids",
+        "reached",
+        "recomputed",
+        "seq_id",
+        "started",
+        "status",
+        "submitted",
+    )
 
     def __init__(self, seq_id: int, prompt: Prompt, *, limit: int, content_print: str, numeric_print: str,
                  now: float = 0.0) -> None:

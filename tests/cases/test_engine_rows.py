@@ -16,7 +16,6 @@ from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.models.fake import FakeModel
 from batchgen_beam.models.interface import BatchView, LayerState
 from batchgen_beam.records import Failure, FinishReason, Outcome
-
 from tests.engine.rigs import FACTS, KERNELS, Churn, engine, fake_model, kv_bytes, prompt, run, said
 
 
@@ -69,7 +68,7 @@ def test_end_of_sequence_beats_length_and_counts() -> None:
     assert isinstance(said_ids, Outcome)
     for place in (0, 4):
         token = said_ids.token_ids[place]
-        facts = type(FACTS)(eos_ids=frozenset({token}), text_vocabulary=256, content_print="content", numeric_print="numeric")
+        facts = replace(FACTS, eos_ids=frozenset({token}))
         answer = run(engine(facts=facts), [prompt("a", 10, max_tokens=5)])["a"]
         assert isinstance(answer, Outcome)
         assert list(answer.token_ids) == list(said_ids.token_ids[: said_ids.token_ids.index(token) + 1])
@@ -99,11 +98,12 @@ def test_row_that_never_fits_is_its_own_failure() -> None:
     """Cases 39, B1: a row that needs more pages than the pool has fails with both numbers; nobody waits for it."""
     model = fake_model(context=640)
     rig = engine(model, kv_memory=kv_bytes(model, 10))
-    rig._pool = rig._live.pool = KVPool({group: 6 for group in rig._pool.groups})
+    rig._pool = rig._live.pool = KVPool(dict.fromkeys(rig._pool.groups, 6))
     answers = run(rig, [prompt("large", 400, max_tokens=100), prompt("small", 30)], bound=500)
     failure = answers["large"]
     assert isinstance(failure, Failure)
-    assert (failure.code, failure.message) == (ErrorCode.CAPACITY_EXCEEDED, "500 tokens need 8 KV pages, the pool has 5")
+    assert failure.code is ErrorCode.CAPACITY_EXCEEDED
+    assert failure.message == "500 tokens need 8 KV pages, the pool has 5"
     assert isinstance(answers["small"], Outcome)
 
 
@@ -194,7 +194,8 @@ def test_counts_come_from_the_ids_that_ran() -> None:
 
 def test_plan_does_not_depend_on_the_order_of_rows() -> None:
     """Case B11: the scheduler breaks ties by id, so a shuffled snapshot gives the same decision."""
-    rows = tuple(RowView(seq_id=i, status=Status.DECODE, tokens=65, computed=64, pages=(1,), full=True) for i in range(6))
+    rows = tuple(RowView(seq_id=i, status=Status.DECODE, tokens=65, computed=64, pages=(1,), full=True)
+                 for i in range(6))
     snapshot = Snapshot(rows=rows, queue=(), groups=(GroupKey(CacheKind.PAGED),), free=(2,), free_host=(0,),
                         free_slots=0, step_tokens=64, prefill_chunk=64)
     assert schedule(snapshot) == schedule(replace(snapshot, rows=rows[::-1])) == schedule(
@@ -202,7 +203,7 @@ def test_plan_does_not_depend_on_the_order_of_rows() -> None:
 
 
 def test_rows_share_immutable_parameters() -> None:
-    """Case 12: one long and nine short rows share one parameter object; the long one fails, the others keep their limit."""
+    """Case 12: one long and nine short rows share one parameter object; the long one fails, the others keep it."""
     shared = prompt("0", 20, max_tokens=12)
     rows = [replace(shared, key=replace(shared.key, uuid=f"{i}")) for i in range(9)]
     long = replace(prompt("long", 1100), params=shared.params)

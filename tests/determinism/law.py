@@ -13,7 +13,6 @@ from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.records import Answer, Prompt
 from batchgen_beam.settings import EngineSettings
-
 from tests.engine.rigs import Churn, kv_bytes, run, said
 
 __all__ = ["Bits", "Law"]

@@ -18,7 +18,6 @@ from batchgen_beam.settings import EngineSettings
 from batchgen_beam.text.tokenizer import Tokenizer
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.loader import load_model
-
 from tests.determinism.law import Law
 
 GGUF = Path(os.environ.get("BATCHGEN_TEST_GGUF", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))

@@ -13,7 +13,6 @@ from batchgen_beam.engine.driver import Driver
 from batchgen_beam.engine.scheduler import Plan, Snapshot, schedule
 from batchgen_beam.errors import EngineError
 from batchgen_beam.records import Answer, Outcome, Prompt
-
 from tests.engine.rigs import engine, prompt, run, said
 
 pytestmark = pytest.mark.timeout(60)

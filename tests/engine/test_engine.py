@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from batchgen_beam.engine.sequence import Status
 from batchgen_beam.records import ContinuationRecord, Outcome
-
 from tests.engine.rigs import FACTS, Churn, engine, fake_model, finish, kv_bytes, prompt, run, said
 
 KINDS = ("paged", "windowed", "state")
@@ -117,8 +117,7 @@ def test_continuation_of_another_print_is_refused() -> None:
     rig.submit(PROMPTS[2])
     rig.step()
     [record] = rig.suspend_all()
-    other = engine(facts=type(FACTS)(eos_ids=frozenset(), text_vocabulary=256, content_print="content",
-                                     numeric_print="another CPU"))
+    other = engine(facts=replace(FACTS, numeric_print="another CPU"))
     with pytest.raises(ValueError, match="numeric_print 'numeric' can't go on under 'another CPU'"):
         other.resume(record)
 

@@ -91,7 +91,8 @@ def test_returning_rows_go_before_new_ones_by_age() -> None:
 
 def test_prompt_tokens_fill_what_decoding_leaves() -> None:
     """Decode rows count one token each; chunks are cut to the rest of the step, oldest first."""
-    rows = [view(0, Status.DECODE, 30), view(1, Status.PREFILL, 100, computed=0), view(2, Status.PREFILL, 100, computed=36)]
+    rows = [view(0, Status.DECODE, 30), view(1, Status.PREFILL, 100, computed=0),
+            view(2, Status.PREFILL, 100, computed=36)]
     plan = schedule(snapshot(rows, step_tokens=101, free=9))
     assert [(c.seq_id, c.start, c.count) for c in plan.prefill] == [(1, 0, 64), (2, 36, 36)]
     plan = schedule(snapshot(rows, step_tokens=101, chunk=0, free=9))
@@ -113,7 +114,8 @@ ROWS = st.lists(st.tuples(st.sampled_from([Status.DECODE, Status.PREFILL, Status
 def test_decision_is_pure_and_independent_of_order(rows: list[tuple[Status, int, bool]], free: int, host: int,
                                                    queued: int, shuffle: random.Random) -> None:
     """Case B11: the same rows in any order give the same plan, twice, and no row is in two lists."""
-    views = [view(i, status, tokens, full=full and status is Status.DECODE, computed=0 if status is Status.PREFILL else None)
+    views = [view(i, status, tokens, full=full and status is Status.DECODE,
+                  computed=0 if status is Status.PREFILL else None)
              for i, (status, tokens, full) in enumerate(rows)]
     state = snapshot(views, [view(100 + i, Status.QUEUED, 50) for i in range(queued)], free=free, host=host)
     plan = schedule(state)

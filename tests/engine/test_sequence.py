@@ -6,7 +6,6 @@ import pytest
 
 from batchgen_beam.engine.sequence import NewTokens, Sequence, Status, Wish
 from batchgen_beam.records import ContinuationRecord, FinishReason, TokenLogprobs, float_array, token_array
-
 from tests.engine.rigs import prompt
 
 
