@@ -1,0 +1,57 @@
+"""Laws of the load-time self-test: it passes what holds, and names what does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_invariance
+from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.models.interface import BatchView, CacheSpec
+
+SHAPES = ModelShapes(linear=((192, 1536), (576, 192)), head=(4099, 192), norms=(192,), activations=(288,),
+                     attention=(AttentionShape(heads=6, kv_heads=2, size=32),
+                                AttentionShape(heads=6, kv_heads=2, size=32, window=100)))
+
+
+class Chatty(TorchKernels):
+    """Kernels whose attention and norm know how many tokens ride along."""
+
+    def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
+                  view: BatchView, scale: float) -> Tensor:
+        return super().attention(q_THd, keys, values, view, scale * (1 + len(q_THd) / 100))
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        return super().rms_norm(x_TD, weight_D, eps * len(x_TD))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_torch_set_passes(dtype: torch.dtype) -> None:
+    """On this machine, with this torch and thread count, every operation keeps the law."""
+    result = check_invariance(TorchKernels(dtype), SHAPES, longest=1024)
+    assert result.failures == ()
+    assert result.deterministic
+
+
+def test_untiled_products_are_found() -> None:
+    """Without the row tile the self-test says false, and names products and batches."""
+    result = check_invariance(TorchKernels(torch.float32, tile_rows=None), SHAPES, longest=128)
+    assert not result.deterministic
+    assert "linear 192x1536: batch of 1" in result.failures
+    assert not [failure for failure in result.failures if not failure.startswith(("linear", "head"))]
+
+
+def test_each_broken_operation_is_named() -> None:
+    """An attention and a norm that know their company are found under their own names, and nothing else is."""
+    result = check_invariance(Chatty(torch.float32), SHAPES, longest=256)
+    kinds = {failure.split()[0] for failure in result.failures}
+    assert kinds == {"attention", "rms_norm"}
+    assert "attention 6/2x32 window 100: position 64 in a mixed batch" in result.failures
+
+
+def test_its_time_is_reported() -> None:
+    """Seconds are those of the clock that was passed in."""
+    ticks = iter([10.0, 12.5])
+    few = ModelShapes(linear=(), head=(64, 8), norms=(), activations=(), attention=())
+    assert check_invariance(TorchKernels(torch.float32), few, clock=lambda: next(ticks)).seconds == 2.5
