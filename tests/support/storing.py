@@ -45,6 +45,11 @@ def noon() -> float:
     return NOON
 
 
+def local_pipeline() -> beam.Pipeline:
+    """A pipeline on the local runner; an error of a step is raised when the block ends."""
+    return TestPipeline(runner="FnApiRunner")
+
+
 def outcome(key: RowKey, **values: Any) -> Outcome:
     """The answer of a row whose text is its own id."""
     given: dict[str, Any] = {
@@ -102,7 +107,7 @@ def run_storage(patterns: Sequence[Path | str], output: Path, *, columns: InputC
     """Read, answer, route, publish and finish on the local runner; gives the counts of run.json."""
     columns = columns or InputColumns()
     plan = plan_input([str(pattern) for pattern in patterns], columns)
-    with TestPipeline(runner="FnApiRunner") as pipeline:
+    with local_pipeline() as pipeline:
         read: ReadOutputs = pipeline | ReadShards(plan, columns, unit_rows=unit_rows)
         answers = (read.rows | beam.Map(answer) | beam.Reshuffle()
                    | beam.FlatMap(tamper).with_output_types(tuple[str, Answer]))
@@ -117,4 +122,5 @@ def run_storage(patterns: Sequence[Path | str], output: Path, *, columns: InputC
 
 def published(output: Path, kind: str = "results") -> list[dict[str, Any]]:
     """All published rows, files in the order of their names."""
-    return [row for path in sorted((output / kind).rglob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    paths = sorted(path for path in (output / kind).rglob("rg-*.parquet") if path.is_file())
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
