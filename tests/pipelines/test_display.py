@@ -1,0 +1,53 @@
+"""Laws of what a user reads: one line of progress, and a summary that balances."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from batchgen_beam.pipelines.progress import ProgressDisplay, ProgressReading, progress_line
+from batchgen_beam.storage.files import write_atomically
+from batchgen_beam.transforms.progress_files import ProgressSample
+
+SAMPLE = ProgressSample(process="p", answered=30, failed={"INVALID_ROW": 2, "EMPTY_PROMPT": 1}, active=7, capacity=8,
+                        fill=0.5, generated_tokens=900, engines=1, elapsed_seconds=12, load_seconds=2)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _reading(rows: int | None, sample: ProgressSample = SAMPLE) -> ProgressReading:
+    return ProgressReading(sample=sample, rows=rows, tokens_per_second=90.0, rows_per_second=3.0)
+
+
+def test_a_line_says_rows_speed_fill_time_left_and_failures() -> None:
+    """Failures by code in a fixed order; the time left from the speed so far."""
+    assert progress_line(_reading(393)) == (
+        "33/393 rows, 90 tokens/s, running 7/8, mean fill 50 %, ETA 2 min 00 s, failed EMPTY_PROMPT 1 INVALID_ROW 2")
+
+
+def test_nothing_is_promised_that_is_not_known() -> None:
+    """No time left without a row count, none at the end; before an engine is there, that is said."""
+    assert "ETA" not in progress_line(_reading(None))
+    assert "ETA" not in progress_line(_reading(33))
+    assert "loading the model" in progress_line(_reading(None, ProgressSample(process="p")))
+
+
+def test_speed_counts_from_the_moment_the_engine_could_work(tmp_path: Path) -> None:
+    """Time spent loading the model is no time of generation."""
+    write_atomically(f"{tmp_path}/p.json", b'{"process": "p", "answered": 30, "generated_tokens": 900, "engines": 1,'
+                                           b' "elapsed_seconds": 12, "load_seconds": 2}')
+    reading = ProgressDisplay(str(tmp_path), rows=60, interval=9, stream=io.StringIO()).reading()
+    assert (reading.tokens_per_second, reading.rows_per_second) == (90.0, 3.0)
+
+
+def test_a_terminal_gets_one_line_others_get_lines(tmp_path: Path) -> None:
+    """The live line is overwritten; a log gets plain lines with the time."""
+    for stream, pieces in ((_Terminal(), ("\r\x1b[2K0/5 rows", "\n")), (io.StringIO(), ("[0 s] 0/5 rows", "\n"))):
+        with ProgressDisplay(str(tmp_path), rows=5, interval=60, stream=stream):
+            pass
+        assert stream.getvalue().startswith(pieces[0])
+        assert stream.getvalue().endswith(pieces[1])
+        assert stream.getvalue().count("\n") == 1

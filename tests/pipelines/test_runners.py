@@ -1,0 +1,47 @@
+"""Laws of the choice of runner: local runs are pinned, unsafe ones refused, slots declared."""
+
+from __future__ import annotations
+
+import pytest
+from apache_beam.options.pipeline_options import StandardOptions
+
+from batchgen_beam.errors import OptionError
+from batchgen_beam.pipelines.options import parse_options
+from batchgen_beam.pipelines.runners import LOCAL, pin_runner
+
+
+@pytest.mark.parametrize("flags", [[], ["--runner=DirectRunner"], ["--runner=SwitchingDirectRunner"]])
+def test_direct_means_the_pinned_runner(flags: list[str]) -> None:
+    """Named or by default, with one line to say so."""
+    options = parse_options(flags)
+    facts = pin_runner(options)
+    assert (facts.name, facts.slots, facts.processes, facts.in_launcher) == (LOCAL, 1, 1, True)
+    assert facts.note is not None
+    assert LOCAL in facts.note
+    assert options.view_as(StandardOptions).runner == LOCAL
+
+
+def test_the_pinned_runner_by_name_needs_no_note() -> None:
+    """Who asks for what runs is told nothing."""
+    assert pin_runner(parse_options(["--runner=FnApiRunner"])).note is None
+
+
+@pytest.mark.parametrize("runner", ["BundleBasedDirectRunner", "TestDirectRunner", "InteractiveRunner",
+                                    "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"])
+def test_runners_that_lose_rows_are_refused(runner: str) -> None:
+    """By name, with the one to use."""
+    with pytest.raises(OptionError, match=rf"--runner={runner.rpartition('.')[2]}.*use --runner={LOCAL}"):
+        pin_runner(parse_options([f"--runner={runner}"]))
+
+
+@pytest.mark.parametrize(("flags", "slots", "processes", "in_launcher"), [
+    (["--direct_num_workers=3", "--direct_running_mode=multi_threading"], 3, 1, True),
+    (["--direct_num_workers=3", "--direct_running_mode=multi_processing"], 3, 3, False),
+    (["--runner=FlinkRunner", "--parallelism=6"], 6, 1, False),
+    (["--runner=DataflowRunner", "--max_num_workers=9"], 9, 1, False),
+    (["--runner=PrismRunner"], 1, 1, False),
+])
+def test_slots_are_what_the_runner_declares(flags: list[str], slots: int, processes: int, in_launcher: bool) -> None:
+    """Lanes and memory are shared by these numbers."""
+    facts = pin_runner(parse_options(flags))
+    assert (facts.slots, facts.processes, facts.in_launcher) == (slots, processes, in_launcher)
