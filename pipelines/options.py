@@ -88,7 +88,7 @@ class Option:
 
 
 OPTIONS = (
-    Option("--input", str, "Parquet or JSONL: a file, folder or pattern; may be repeated", "PATTERN", repeat=True),
+    Option("--input", str, "Parquet or JSONL: a file or a pattern; may be repeated", "PATTERN", repeat=True),
     Option("--output", str, "folder for results, failures and the run's report", "FOLDER"),
     Option("--model", str, "a model folder (config.json, safetensors, tokenizer.json) or a GGUF file", "PATH"),
     Option("--model-cache", str, "where converted GGUF files are kept", "FOLDER", ".cache/converted"),
