@@ -20,7 +20,7 @@ from batchgen_beam.settings import InputColumns
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow, asked_columns
 from batchgen_beam.storage.row_identity import open_path
 
-__all__ = ["ParquetFooter", "read_footer", "read_row_group"]
+__all__ = ["ParquetFooter", "kept_types", "read_footer", "read_row_group"]
 
 _READ_BUFFER = 1 << 20
 """Column chunks are streamed through buffers of this size, so that memory does not follow the row group."""
@@ -179,8 +179,8 @@ def _lenient(scalar: pa.Scalar) -> object:
 def kept_types(footers: Sequence[tuple[str, pa.Schema]], keep: Sequence[str]) -> pa.Schema:
     """One type for each kept column over all files, so that results of different shards can be read together.
 
-    Dictionary columns are kept as their values; a column that is null or absent in a file takes the others' type.
-    An `InputError` names a column that no file has, or whose types do not go together.
+    Dictionary columns are kept as their values, every kind of text as `string`; a column that is null or absent in a
+    file takes the others' type.  An `InputError` names a column that no file has, or whose types do not go together.
     """
     return pa.schema([_kept_field(footers, name) for name in keep])
 
@@ -200,4 +200,6 @@ def _kept_field(footers: Sequence[tuple[str, pa.Schema]], name: str) -> pa.Field
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.string() if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) else kind
