@@ -11,9 +11,9 @@ from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.scheduler import Schedule, schedule
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.models.interface import KernelSet, Model
-from batchgen_beam.records import Answer, Prompt
+from batchgen_beam.records import Answer, ContinuationRecord, Prompt
 from batchgen_beam.settings import EngineSettings
-from tests.engine.rigs import Churn, kv_bytes, run, said
+from tests.engine.rigs import Churn, finish, kv_bytes, run, said
 
 __all__ = ["Bits", "Law"]
 
@@ -64,6 +64,26 @@ class Law:
         finally:
             rig.close(timeout=60)
         return said(answers)
+
+    def resumed_after_each_event(self, rows: int) -> list[Bits]:
+        """The first rows together; after every event all are rebuilt from their records in a fresh engine."""
+        found: list[Bits] = []
+        events, over = 0, False
+        while not over:
+            rig = self.engine()
+            for one in self.prompts[:rows]:
+                rig.submit(one)
+            while rig.stats().events <= events and rig.step():
+                pass
+            events = rig.stats().events
+            answers: dict[str, Answer] = {answer.key.uuid: answer for answer in rig.poll()}
+            records = rig.suspend_all()
+            over = not records
+            fresh = self.engine()
+            for record in records:
+                fresh.resume(ContinuationRecord.from_bytes(record.to_bytes()))
+            found.append(said(answers | finish(fresh)))
+        return found
 
     def disturbances(self, chunks: Sequence[int], rows: Sequence[int]) -> dict[str, Callable[[], Bits]]:
         """All runs that must agree, by name."""

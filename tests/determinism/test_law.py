@@ -34,6 +34,15 @@ def test_tiny_llama_short() -> None:
     hold(tiny_law(8, longest=300, new_tokens=70), alone=None, pages=30, host_pages=20)
 
 
+def test_rebuilt_after_every_event() -> None:
+    """Rows of a float32 Llama, rebuilt from their records in a fresh engine after each event: the same bits."""
+    law = tiny_law(3, longest=300, new_tokens=80)
+    reference = law.alone()
+    runs = law.resumed_after_each_event(3)
+    assert len(runs) > 6
+    assert all(bits == reference for bits in runs)
+
+
 @pytest.mark.smollm2
 @NEEDS_GGUF
 def test_smollm2_short() -> None:
