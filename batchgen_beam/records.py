@@ -304,8 +304,9 @@ class ContinuationRecord:
         facts, body = _split_record(data)
         prompt, generated, top_ids = token_array(), token_array(), token_array()
         chosen, top = float_array(), float_array()
+        parts: tuple[array[int] | array[float], ...] = (prompt, generated, chosen, top_ids, top)
         offset = 0
-        for part, length in zip((prompt, generated, chosen, top_ids, top), facts.pop("lengths"), strict=True):
+        for part, length in zip(parts, facts.pop("lengths"), strict=True):
             part.frombytes(body[offset : offset + 4 * length])
             offset += 4 * length
         if offset != len(body):
