@@ -15,7 +15,6 @@ from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.fake import PRINTABLE, FakeModel
 from batchgen_beam.models.interface import Model
 from batchgen_beam.models.llama import LlamaModel
-
 from tests.models.paged import PagedRun, greedy
 
 KERNELS = TorchKernels(torch.float32)

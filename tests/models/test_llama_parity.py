@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.weights.loader import load_model
-
 from tests.models.paged import PagedRun, greedy
 from tests.models.tiny_llama import NEW_TOKENS, TINIES, Reference, make_reference
 
