@@ -8,8 +8,10 @@ Does not know architectures, sequences or scheduling.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec
 __all__ = ["TILE_ROWS", "TorchKernels"]
 
 TILE_ROWS = 32
+_ALIGNMENT = 64
 
 
 class TorchKernels:
@@ -63,9 +66,19 @@ class TorchKernels:
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages [count, G, page_tokens, d], or state slots [count, *shape]."""
         if spec.kind is CacheKind.STATE:
-            return torch.zeros(count, *spec.shape, dtype=spec.dtype, device=self.device)
+            return self._zeroed((count, *spec.shape), spec.dtype)
         heads, size = spec.shape
-        return torch.zeros(count, heads, page_tokens, size, dtype=spec.dtype, device=self.device)
+        return self._zeroed((count, heads, page_tokens, size), spec.dtype)
+
+    def _zeroed(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros, aligned as torch aligns.  On the CPU the system hands out the memory when it is first touched (torch
+        would fill it at once): a pool of many GiB costs nothing until rows use it."""
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        size = math.prod(shape) * dtype.itemsize
+        raw = torch.from_numpy(np.zeros(size + _ALIGNMENT, np.uint8))
+        start = -raw.data_ptr() % _ALIGNMENT
+        return raw[start : start + size].view(dtype).view(shape)
 
     def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedLinear:
         """`[N_i, K]` weights stacked along N, in the run's dtype."""
