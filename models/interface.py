@@ -82,6 +82,7 @@ class BatchView:
     state_slots_R int64, slot of each row in `state` entries (empty if the model has none)
     caches        per layer: entry name -> the whole cache tensor of that entry, in the kernel set's layout
                   (`KernelSet.allocate`)
+    notes         what the kernel set worked out about this batch in one layer and can use in the next
     """
 
     token_ids_T: Tensor
@@ -92,6 +93,7 @@ class BatchView:
     page_tables: Mapping[GroupKey, Tensor]
     state_slots_R: Tensor
     caches: Sequence[Mapping[str, Tensor]]
+    notes: dict[Any, Any] = field(default_factory=dict)
 
 
 class KernelSet(Protocol):

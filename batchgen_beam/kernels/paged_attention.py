@@ -82,19 +82,29 @@ def paged_attention(q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple
     """Softmax attention of each token over its row's visible keys, [T, H, d] in the query's dtype."""
     (spec, key_cache), (_, value_cache) = keys, values
     tokens, heads, _ = q_THd.shape
-    _, kv_heads, page_tokens, size = value_cache.shape
+    size = value_cache.shape[-1]
     out_THd = q_THd.new_empty(tokens, heads, size)
     if tokens == 0:
         return out_THd
-    blocks = _cut(view, page_tokens, spec.window, query_block(heads // kv_heads))
-    most_blocks = SLAB_ELEMENTS // key_cache[0].numel()
-    most_pairs = SCORE_ELEMENTS // (blocks.block * heads * page_tokens)
-    for group in blocks.groups(view.page_tables[spec.group], most_blocks, most_pairs):
+    for group in _groups(view, spec, heads, key_cache):
         q_NQHd = q_THd[group.tokens_NQ].float() * scale
-        hidden = group.hidden(view.positions_T[group.tokens_NQ], page_tokens, spec.window)
-        o_NQHd = _attend(q_NQHd, group, hidden, key_cache, value_cache, workspace)
+        o_NQHd = _attend(q_NQHd, group, key_cache, value_cache, workspace)
         out_THd[group.tokens_NQ[group.valid_NQ]] = o_NQHd[group.valid_NQ].to(out_THd.dtype)
     return out_THd
+
+
+def _groups(view: BatchView, spec: CacheSpec, heads: int, cache: Tensor) -> list[_Group]:
+    """The batch's query blocks in groups: the same for all layers of a cache group and shape, so worked out once."""
+    _, kv_heads, page_tokens, _ = cache.shape
+    block = query_block(heads // kv_heads)
+    key = (spec.group, heads, tuple(cache.shape[1:]))
+    if key not in view.notes:
+        most_blocks = SLAB_ELEMENTS // cache[0].numel()
+        most_pairs = SCORE_ELEMENTS // (block * heads * page_tokens)
+        blocks = _cut(view, page_tokens, spec.window, block)
+        view.notes[key] = list(blocks.groups(view, spec, most_blocks, most_pairs))
+    groups: list[_Group] = view.notes[key]
+    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,24 +114,17 @@ class _Group:
     tokens_NQ   index into T of each line; padding repeats the block's first token
     valid_NQ    False for padding
     pages_PN    page ids from the block's first visible page on, 0 beyond its last
-    keys_N      position of the first key of the first page
     active      for each page, how many blocks have it
     open_pages  leading pages that every token sees whole
+    hidden      [P - open, N, Q, S]: True where the key is after the query or behind its window
     """
 
     tokens_NQ: Tensor
     valid_NQ: Tensor
     pages_PN: Tensor
-    keys_N: Tensor
     active: list[int]
     open_pages: int
-
-    def hidden(self, positions_NQ: Tensor, page_tokens: int, window: int | None) -> Tensor:
-        """[P - open, N, Q, S]: True where the key is after the query or behind its window."""
-        first, end = self.open_pages * page_tokens, self.pages_PN.shape[0] * page_tokens
-        offsets = torch.arange(first, end, device=positions_NQ.device).view(-1, 1, 1, page_tokens)
-        distance = positions_NQ[None, :, :, None] - self.keys_N[None, :, None, None] - offsets
-        return distance < 0 if window is None else (distance < 0) | (distance >= window)
+    hidden: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +144,7 @@ class _Blocks:
     pages_N: Tensor
     open_N: Tensor
 
-    def groups(self, table_RP: Tensor, most_blocks: int, most_pairs: int) -> Iterator[_Group]:
+    def groups(self, view: BatchView, spec: CacheSpec, most_blocks: int, most_pairs: int) -> Iterator[_Group]:
         """Groups within both bounds (blocks, and blocks times pages; but at least one block), none padded to over
         twice its work."""
         pages, opened = self.pages_N.tolist(), self.open_N.tolist()
@@ -153,17 +156,27 @@ class _Blocks:
             while end < last and 2 * pages[end] >= width:
                 end += 1
             active = [sum(n > page for n in pages[begin:end]) for page in range(width)]
-            yield self._group(slice(begin, end), table_RP, active, min(opened[begin:end]))
+            yield self._group(slice(begin, end), view, spec, active, min(opened[begin:end]))
             begin = end
 
-    def _group(self, part: slice, table_RP: Tensor, active: list[int], open_pages: int) -> _Group:
+    def _group(self, part: slice, view: BatchView, spec: CacheSpec, active: list[int], open_pages: int) -> _Group:
+        table_RP = view.page_tables[spec.group]
         offsets_Q = torch.arange(self.block, device=table_RP.device)
         valid_NQ = offsets_Q < self.count_N[part, None]
         steps_P = torch.arange(len(active), device=table_RP.device)[:, None]
         columns_PN = torch.clamp(self.first_page_N[part] + steps_P, max=table_RP.shape[1] - 1)
         pages_PN = torch.where(steps_P < self.pages_N[part], table_RP[self.row_N[part], columns_PN], 0)
-        return _Group(tokens_NQ=self.start_N[part, None] + offsets_Q * valid_NQ, valid_NQ=valid_NQ, pages_PN=pages_PN,
-                      keys_N=self.first_page_N[part] * self.page_tokens, active=active, open_pages=open_pages)
+        tokens_NQ = self.start_N[part, None] + offsets_Q * valid_NQ
+        queries_NQ = view.positions_T[tokens_NQ] - self.first_page_N[part, None] * self.page_tokens
+        return _Group(tokens_NQ=tokens_NQ, valid_NQ=valid_NQ, pages_PN=pages_PN, active=active, open_pages=open_pages,
+                      hidden=self._hidden(queries_NQ, open_pages, len(active), spec.window))
+
+    def _hidden(self, queries_NQ: Tensor, open_pages: int, pages: int, window: int | None) -> Tensor:
+        """Which keys of the pages after the open ones a query can't see; `queries_NQ` count from the first page."""
+        first, end = open_pages * self.page_tokens, pages * self.page_tokens
+        keys = torch.arange(first, end, device=queries_NQ.device).view(-1, 1, 1, self.page_tokens)
+        distance = queries_NQ[None, :, :, None] - keys
+        return distance < 0 if window is None else (distance < 0) | (distance >= window)
 
 
 def _cut(view: BatchView, page_tokens: int, window: int | None, block: int) -> _Blocks:
@@ -186,15 +199,14 @@ def _cut(view: BatchView, page_tokens: int, window: int | None, block: int) -> _
                    open_N=open_N[order_N])
 
 
-def _attend(q_NQHd: Tensor, group: _Group, hidden: Tensor, key_cache: Tensor, value_cache: Tensor,
-            workspace: Workspace) -> Tensor:
+def _attend(q_NQHd: Tensor, group: _Group, key_cache: Tensor, value_cache: Tensor, workspace: Workspace) -> Tensor:
     """Attention of query blocks over their pages, float32 [N, Q, H, d]."""
     n, q, heads, d = q_NQHd.shape
     g = key_cache.shape[1]
     lines_BMd = q_NQHd.view(n, q, g, heads // g, d).permute(0, 2, 1, 3, 4).reshape(n * g, q * heads // g, d)
     scores_PBMS = _scores(lines_BMd, group, key_cache, workspace)
     partly = scores_PBMS[group.open_pages :].view(-1, n, g, q, heads // g, scores_PBMS.shape[-1])
-    partly.masked_fill_(hidden[:, :, None, :, None, :], HIDDEN)
+    partly.masked_fill_(group.hidden[:, :, None, :, None, :], HIDDEN)
     peaks_PBM = scores_PBMS.amax(-1)
     shares_PBMS = torch.softmax(scores_PBMS, -1)
     weights_PBM = torch.exp(peaks_PBM.masked_fill_(peaks_PBM <= HIDDEN, -torch.inf) - peaks_PBM.amax(0))
@@ -203,7 +215,7 @@ def _attend(q_NQHd: Tensor, group: _Group, hidden: Tensor, key_cache: Tensor, va
     total_BM = torch.zeros_like(weights_PBM[0])
     for weight_BM in weights_PBM:
         total_BM += weight_BM
-    mixed_BMd = _mix(shares_PBMS, group, hidden, value_cache, workspace) / total_BM[..., None]
+    mixed_BMd = _mix(shares_PBMS, group, value_cache, workspace) / total_BM[..., None]
     return mixed_BMd.view(n, g, q, heads // g, -1).permute(0, 2, 1, 3, 4).reshape(n, q, heads, -1)
 
 
@@ -217,7 +229,7 @@ def _scores(lines_BMd: Tensor, group: _Group, key_cache: Tensor, workspace: Work
     return scores_PBMS
 
 
-def _mix(shares_PBMS: Tensor, group: _Group, hidden: Tensor, value_cache: Tensor, workspace: Workspace) -> Tensor:
+def _mix(shares_PBMS: Tensor, group: _Group, value_cache: Tensor, workspace: Workspace) -> Tensor:
     """Sum over pages, in page order, of weighted values, [B, M, d].
 
     Slots beyond a row's last token may hold what an earlier owner of the page left; a non-finite value there would
@@ -228,7 +240,7 @@ def _mix(shares_PBMS: Tensor, group: _Group, hidden: Tensor, value_cache: Tensor
     for page, values_BSd in _gathered(value_cache, group, workspace):
         have = values_BSd.shape[0]
         if page >= group.open_pages and not torch.isfinite(values_BSd.sum()):
-            unseen_NS = hidden[page - group.open_pages, : group.active[page]].all(1)
+            unseen_NS = group.hidden[page - group.open_pages, : group.active[page]].all(1)
             values_BSd.view(len(unseen_NS), -1, *values_BSd.shape[1:]).masked_fill_(unseen_NS[:, None, :, None], 0.0)
         mixed_BMd[:have].baddbmm_(shares_PBMS[page, :have], values_BSd)
     return mixed_BMd
