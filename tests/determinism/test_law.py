@@ -11,6 +11,7 @@ from tests.determinism.models import GGUF, smollm2_law, tiny_law
 
 CHUNKS = (1, 7, 64, 100, 0)
 BATCHES = (2, 7, 32)
+SLOW = pytest.mark.timeout(1200)
 NEEDS_GGUF = pytest.mark.skipif(not GGUF.exists(), reason=f"{GGUF} is absent; `make test` fetches it")
 
 
@@ -29,11 +30,13 @@ def hold(law: Law, *, alone: list[str] | None, pages: int, host_pages: int) -> N
     assert churned == reference, "held and evicted"
 
 
+@SLOW
 def test_tiny_llama_short() -> None:
     """Eight rows of a tiny float32 Llama, one of them long: the same bits under every disturbance."""
     hold(tiny_law(8, longest=300, new_tokens=70), alone=None, pages=30, host_pages=20)
 
 
+@SLOW
 def test_rebuilt_after_every_event() -> None:
     """Rows of a float32 Llama, rebuilt from their records in a fresh engine after each event: the same bits."""
     law = tiny_law(3, longest=300, new_tokens=80)
@@ -43,6 +46,7 @@ def test_rebuilt_after_every_event() -> None:
     assert all(bits == reference for bits in runs)
 
 
+@SLOW
 @pytest.mark.smollm2
 @NEEDS_GGUF
 def test_smollm2_short() -> None:
@@ -53,6 +57,7 @@ def test_smollm2_short() -> None:
     assert law.batched(2, chunk=7, seed=3) == reference
 
 
+@SLOW
 @pytest.mark.parametrize("make", [tiny_law, pytest.param(smollm2_law, marks=[pytest.mark.smollm2, NEEDS_GGUF])])
 def test_untiled_products_break_the_law(make: Callable[..., Law]) -> None:
     """The comparison can fail: with plain, untiled products a row's bits depend on its company."""
