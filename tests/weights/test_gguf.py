@@ -17,7 +17,6 @@ from batchgen_beam.weights.checkpoint import check_checkpoint
 from batchgen_beam.weights.gguf import convert, read_metadata
 from batchgen_beam.weights.gguf_metadata import GgufHyperparameters
 from batchgen_beam.weights.gguf_rope import rope_scaling_json
-
 from tests.weights.gguf_files import (
     HEAD_SIZE,
     KV_HEADS,
