@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchgen_beam.kernels.gemm import PackedLinear, has_prepacking, in_tiles, pack_linear
+from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
 from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_to_pages, paged_attention
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec
 
@@ -82,7 +82,8 @@ class TorchKernels:
 
     def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedLinear:
         """`[N_i, K]` weights stacked along N, in the run's dtype."""
-        return pack_linear(weights, biases, dtype=self.dtype, device=self.device, tile_rows=self.tile_rows)
+        span = SPAN if self.dtype is torch.float32 else None
+        return pack_linear(weights, biases, dtype=self.dtype, device=self.device, tile_rows=self.tile_rows, span=span)
 
     def linear(self, x_TK: Tensor, weight: PackedLinear) -> Tensor:
         """`x @ weight.T (+ bias)`, [T, N]; sums in float32, rounded once."""
