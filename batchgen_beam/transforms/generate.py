@@ -98,6 +98,10 @@ class GenerateLane(beam.DoFn):
         self._batch_fill.update(round(100 * self._engine.driver.stats().fill))
         self._host.report()
 
+    def teardown(self) -> None:
+        """The last word of this process, where lanes were begun here and finished elsewhere."""
+        self._host.report()
+
     def _open(self, lane: str, admitted: State, done: State) -> LaneLedger:
         ledger = self._ledgers.get(lane)
         if ledger is None:

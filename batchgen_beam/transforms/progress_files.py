@@ -121,15 +121,14 @@ class ProgressWriter:
 
     def write(self) -> bool:
         """Write one sample now; False once the owner is gone.  A refusal is logged: progress is no result."""
-        sample = self._sample()
-        if sample is None:
-            return False
-        data = json.dumps(sample().as_facts()).encode()
-        try:
-            with self._lock:
-                files.write_atomically(self._path, data)
-        except (BeamIOError, OSError) as error:
-            LOG.warning("progress file %s was not written: %s", self._path, error)
+        with self._lock:
+            sample = self._sample()
+            if sample is None:
+                return False
+            try:
+                files.write_atomically(self._path, json.dumps(sample().as_facts()).encode())
+            except (BeamIOError, OSError) as error:
+                LOG.warning("progress file %s was not written: %s", self._path, error)
         return True
 
     def close(self) -> None:
