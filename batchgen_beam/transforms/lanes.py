@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.coders import Coder, registry
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
@@ -40,15 +41,18 @@ class PromptChunk:
 
 
 class PromptChunkCoder(Coder):
-    """Chunks as pickles: token arrays keep 4 bytes a token, equal parameter objects are written once."""
+    """Chunks as compressed pickles: local runners hold every chunk in memory, and once more as state."""
 
     def encode(self, value: PromptChunk) -> bytes:
-        """The chunk's bytes."""
-        return pickle.dumps(value.prompts, protocol=5)
+        """The size of the pickle in 8 bytes, then its compressed form."""
+        plain = pickle.dumps(value.prompts, protocol=5)
+        packed: bytes = pa.compress(plain, codec="zstd", asbytes=True)
+        return len(plain).to_bytes(8, "big") + packed
 
     def decode(self, encoded: bytes) -> PromptChunk:
         """The inverse of `encode`."""
-        return PromptChunk(pickle.loads(encoded))
+        size = int.from_bytes(encoded[:8], "big")
+        return PromptChunk(pickle.loads(pa.decompress(encoded[8:], size, codec="zstd", asbytes=True)))
 
     def is_deterministic(self) -> bool:
         """Chunks are values, never keys."""
