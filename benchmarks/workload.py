@@ -24,7 +24,7 @@ import torch
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.kernels.torch_set import TorchKernels
-from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.records import Answer, Failure, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.loader import load_model
@@ -58,13 +58,21 @@ def read_prompts(path: Path, rows: int | None) -> list[Prompt]:
                    params=SamplingParams(temperature=0.0, max_tokens=line["max_tokens"])) for line in lines]
 
 
+def refuse_failures(answers: list[Answer]) -> None:
+    """A time without some of the rows is no time of the workload."""
+    for answer in answers:
+        if isinstance(answer, Failure):
+            raise SystemExit(f"row {answer.key.uuid} failed: {answer.code}: {answer.message}")
+
+
 def measure(engine: Engine, kernels: TimedKernels, prompts: list[Prompt]) -> dict[str, Any]:
-    """Run to the last row; seconds are wall time from the first submission."""
+    """Run to the last row; seconds are wall time from the first submission.  A row that fails ends the benchmark."""
     cpu, started = time.process_time(), time.perf_counter()
     for prompt in prompts:
         engine.submit(prompt)
     while engine.step():
-        engine.poll()
+        refuse_failures(engine.poll())
+    refuse_failures(engine.poll())
     seconds = time.perf_counter() - started
     stats = engine.stats()
     parts = {part: round(value, 2) for part, value in sorted(kernels.seconds.items(), key=lambda item: -item[1])}

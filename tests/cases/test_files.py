@@ -19,7 +19,8 @@ from batchgen_beam.storage.inputs import plan_input, read_task
 from batchgen_beam.storage.published import PublishedUnit, results_table
 from batchgen_beam.storage.schemas import RESULT_SCHEMA
 from batchgen_beam.storage.units import PlacedAnswer
-from tests.support.storing import Keyed, outcome, published, read_all, run_storage, write_lines, write_table
+from tests.support.jobs import published
+from tests.support.storing import Keyed, outcome, read_all, run_storage, write_lines, write_table
 
 TEXT_TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
 

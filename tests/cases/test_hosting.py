@@ -19,7 +19,7 @@ from batchgen_beam.transforms.generate import Generate
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lanes import ToLanes
 from batchgen_beam.transforms.prepare import Prepare
-from tests.support.fake_folder import write_fake_folder
+from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.hosting import host_handle, input_row, make_prompt
 from tests.support.jobs import published, questions, run_flags, write_rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_folder import write_fake_folder
+from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.jobs import command, questions, report, run_flags, write_rows
 
 pytestmark = pytest.mark.timeout(240)

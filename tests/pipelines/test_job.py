@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchgen_beam.pipelines.main import FATAL, OK, ROWS_FAILED, USER_ERROR, main
-from tests.support.fake_folder import write_fake_folder
+from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.jobs import published, questions, report, run_flags, timeless, write_rows
 
 pytestmark = pytest.mark.timeout(120)

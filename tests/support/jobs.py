@@ -40,7 +40,7 @@ def run_flags(source: Path | str, output: Path, model: Path, *more: str) -> list
 
 
 def command(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    """The console script as a process of its own, warnings as errors where they are ours."""
+    """The console script as a process of its own; whoever starts it ends it."""
     return subprocess.Popen(
         [sys.executable, "-m", "batchgen_beam.pipelines.main", *arguments], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -54,7 +54,7 @@ def report(output: Path) -> dict[str, Any]:
 
 def published(output: Path, kind: str = "results") -> list[dict[str, Any]]:
     """All rows of the published files, files by name, rows as they stand."""
-    files = sorted(path for path in (output / kind).rglob("*.parquet") if path.is_file())
+    files = sorted(path for path in (output / kind).rglob("rg-*.parquet") if path.is_file())
     return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 

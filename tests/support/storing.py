@@ -118,9 +118,3 @@ def run_storage(patterns: Sequence[Path | str], output: Path, *, columns: InputC
         _ = totals | FinishRun(str(output), "run-1", {"model": "fake"}, clock=noon)
     report: dict[str, Any] = json.loads((output / "run.json").read_text())["counts"]
     return report
-
-
-def published(output: Path, kind: str = "results") -> list[dict[str, Any]]:
-    """All published rows, files in the order of their names."""
-    paths = sorted(path for path in (output / kind).rglob("rg-*.parquet") if path.is_file())
-    return [row for path in paths for row in pq.read_table(path).to_pylist()]

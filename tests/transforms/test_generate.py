@@ -16,7 +16,7 @@ from batchgen_beam.transforms.generate import Generate
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lane_ledger import COMPACT_FROM
 from batchgen_beam.transforms.lanes import ToLanes
-from tests.support.fake_folder import write_fake_folder
+from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.hosting import LaneByHand, host_handle, make_prompt
 
 pytestmark = pytest.mark.timeout(60)

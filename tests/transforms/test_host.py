@@ -14,7 +14,7 @@ from batchgen_beam.errors import EngineError, OptionError
 from batchgen_beam.transforms.host import HostHandle, ProcessHost
 from batchgen_beam.transforms.memory import available_memory, default_kv_memory
 from batchgen_beam.transforms.progress_files import read_samples
-from tests.support.fake_folder import write_fake_folder
+from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.hosting import host_handle, input_row, make_prompt
 
 pytestmark = pytest.mark.timeout(60)

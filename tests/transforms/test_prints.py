@@ -10,7 +10,7 @@ from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import GenerationDefaults
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print, numeric_print
-from tests.support.fake_folder import write_fake_folder
+from batchgen_beam.text.fake_folder import write_fake_folder
 
 DAY = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -16,7 +16,8 @@ from batchgen_beam.errors import PublishError
 from batchgen_beam.records import Outcome, OutputUnit, RowKey, token_array
 from batchgen_beam.storage.units import Manifest, PlacedAnswer
 from batchgen_beam.transforms.publish import restore_order
-from tests.support.storing import Keyed, outcome, published, run_storage, write_table
+from tests.support.jobs import published
+from tests.support.storing import Keyed, outcome, run_storage, write_table
 
 COUNT = 23
 

@@ -18,7 +18,8 @@ from batchgen_beam.storage.inputs import plan_input
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.transforms.finish import WriteRun
 from batchgen_beam.transforms.read import ReadShards
-from tests.support.storing import local_pipeline, noon, published, read_all, run_storage, write_lines, write_table
+from tests.support.jobs import published
+from tests.support.storing import local_pipeline, noon, read_all, run_storage, write_lines, write_table
 
 
 @pytest.fixture

@@ -1,4 +1,8 @@
-"""A model folder without weights: the fake model behind a tokenizer whose ids are bytes."""
+"""A complete model folder of the fake model, for dry runs of a job: it costs almost nothing and needs no weights.
+
+Owns the files: config.json, and a tokenizer whose ids are bytes, so that token counts follow from the text.  Does not
+know what the model computes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from batchgen_beam.settings import PAGE_TOKENS
+
+__all__ = ["END_ID", "START_ID", "TEMPLATE", "write_fake_folder"]
 
 END_ID = 256
 START_ID = 257
@@ -35,7 +41,12 @@ def _tokenizer() -> Tokenizer:
 
 
 def write_fake_folder(folder: Path, *, template: str | None = TEMPLATE, **config: object) -> Path:
-    """Write the folder and return it; `config` overrides keys of config.json, `kind` chooses the cache kind."""
+    """Write the folder (made if it is absent) and return it; it is then a model like any other, `--model FOLDER`.
+
+    `template` is the chat template; None leaves the model without one.  `config` overrides keys of config.json, among
+    them `kind` (cache kind: paged, windowed, state), `eos_every` (one answer in so many tokens ends; 0: none does) and
+    `max_position_embeddings` (tokens of a row).  Ids 0..255 are bytes, 256 ends an answer, 257 begins a prompt.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     values = {"model_type": "batchgen_fake", "vocab_size": START_ID + 1, "max_position_embeddings": 16 * PAGE_TOKENS,
               "num_hidden_layers": 2, "eos_token_id": END_ID, "bos_token_id": START_ID, "eos_every": 24, **config}
