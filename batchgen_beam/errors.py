@@ -1,4 +1,4 @@
-"""Every error that the package raises on purpose, and the codes of rows that failed.
+"""The errors that leave the package, and the codes of rows that failed.
 
     BatchgenError
     ├── RowError             one row can't be answered: data, never stops a job
@@ -8,7 +8,7 @@
     │   ├── CheckpointError  a model folder or file that must not be used
     │   └── OutputError      an output folder that belongs to other content
     └── FatalError           the job must stop: exit 1
-        ├── EngineError      the engine's driver died; carries the cause
+        ├── EngineError      the engine can't answer: its thread died (carries the cause), was closed, or lost rows
         └── PublishError     answers do not match the manifest
 
 A row's error is data: the row boundary turns a `RowError` into a `Failure` record.  Fatal errors propagate.
@@ -91,7 +91,7 @@ class FatalError(BatchgenError, RuntimeError):
 
 
 class EngineError(FatalError):
-    """The engine's driver thread died; the cause is chained."""
+    """The engine can't answer: its thread died (the cause is chained), it was closed, or rows got no answer."""
 
 
 class PublishError(FatalError):

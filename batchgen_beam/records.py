@@ -10,10 +10,13 @@ import hashlib
 import json
 import math
 import struct
+import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 from batchgen_beam.errors import ErrorCode, RowError
 
@@ -29,7 +32,6 @@ __all__ = [
     "OutputUnit",
     "Prompt",
     "RowKey",
-    "RowPosition",
     "SamplingParams",
     "TokenLogprobs",
     "float_array",
@@ -94,14 +96,6 @@ class OutputUnit:
     slice_index: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RowPosition:
-    """Where an input row stands; `row` counts within the row group."""
-
-    unit: OutputUnit
-    row: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRow:
     """A row as it was read: raw values of the columns that decide the answer, under canonical names.
@@ -111,7 +105,6 @@ class InputRow:
     """
 
     key: RowKey
-    position: RowPosition
     values: Mapping[str, object]
     problem: str | None = None
 
@@ -291,34 +284,49 @@ class ContinuationRecord:
             "width": self.logprobs.width,
             "lengths": [len(a) for a in arrays],
         }).encode()
-        body = b"".join(a.tobytes() for a in arrays)
+        body = b"".join(_swapped(array(part.typecode), part.tobytes()).tobytes() for part in arrays)
         return _HEADER.pack(_MAGIC, CONTINUATION_VERSION, len(header)) + header + body
 
-    def _arrays(self) -> tuple[array[int] | array[float], ...]:
+    def _arrays(self) -> tuple[array[Any], ...]:
         logprobs = self.logprobs
         return self.prompt_ids, self.generated_ids, logprobs.chosen, logprobs.top_ids, logprobs.top
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ContinuationRecord:
-        """The inverse of `to_bytes`; a `ValueError` names what is wrong (not a record, version, truncated)."""
-        facts, body = _split_record(data)
-        prompt, generated, top_ids = token_array(), token_array(), token_array()
-        chosen, top = float_array(), float_array()
-        parts: tuple[array[int] | array[float], ...] = (prompt, generated, chosen, top_ids, top)
-        offset = 0
-        for part, length in zip(parts, facts.pop("lengths"), strict=True):
-            part.frombytes(body[offset : offset + 4 * length])
-            offset += 4 * length
-        if offset != len(body):
-            raise ValueError(f"continuation record holds {len(body)} bytes of arrays, its header says {offset}")
-        uuid, digest = facts.pop("key")
-        params = SamplingParams(**facts.pop("params"))
+        """The inverse of `to_bytes`; a `ValueError` names what is wrong (not a record, version, truncated, header)."""
+        header, body = _split_record(data)
+        try:
+            return cls._decoded(json.loads(header), body)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"continuation record with a foreign header: {error!r}") from error
+
+    @classmethod
+    def _decoded(cls, facts: dict[str, Any], body: bytes) -> ContinuationRecord:
+        lengths = facts.pop("lengths")
+        ends = list(accumulate((4 * length for length in lengths), initial=0))
+        if ends[-1] != len(body):
+            raise ValueError(f"continuation record holds {len(body)} bytes of arrays, its header says {ends[-1]}")
+        parts = [body[start:end] for start, end in pairwise(ends)]
+        prompt, generated, top_ids = (_swapped(token_array(), parts[i]) for i in (0, 1, 3))
+        chosen, top = (_swapped(float_array(), parts[i]) for i in (2, 4))
         logprobs = TokenLogprobs(width=facts.pop("width"), chosen=chosen, top_ids=top_ids, top=top)
-        return cls(key=RowKey(uuid, digest), prompt_ids=prompt, generated_ids=generated, logprobs=logprobs,
-                   params=params, **facts)
+        return cls(key=RowKey(*facts.pop("key")), prompt_ids=prompt, generated_ids=generated, logprobs=logprobs,
+                   params=SamplingParams(**facts.pop("params")), **facts)
 
 
-def _split_record(data: bytes) -> tuple[dict, bytes]:  # type: ignore[type-arg]
+_Array = TypeVar("_Array", "array[int]", "array[float]")
+
+
+def _swapped(into: _Array, data: bytes) -> _Array:
+    """`data`, which is little-endian, in this machine's byte order; its own inverse on bytes."""
+    into.frombytes(data)
+    if sys.byteorder == "big":
+        into.byteswap()
+    return into
+
+
+def _split_record(data: bytes) -> tuple[bytes, bytes]:
+    """Header and arrays of a record of this version."""
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
         raise ValueError("not a continuation record")
     _, version, length = _HEADER.unpack_from(data)
@@ -327,4 +335,4 @@ def _split_record(data: bytes) -> tuple[dict, bytes]:  # type: ignore[type-arg]
     end = _HEADER.size + length
     if len(data) < end:
         raise ValueError("continuation record is truncated")
-    return json.loads(data[_HEADER.size : end]), data[end:]
+    return data[_HEADER.size : end], data[end:]

@@ -29,7 +29,9 @@ PARAMETER_COLUMNS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "log
 UNSUPPORTED_COLUMNS = (
     "n", "stop", "stop_token_ids", "min_p", "min_tokens", "ignore_eos", "repetition_penalty", "frequency_penalty",
     "presence_penalty", "logit_bias", "bad_words", "response_format", "tools", "top_logprobs", "max_completion_tokens",
-    "chat_template_kwargs",
+    "chat_template_kwargs", "tool_choice", "reasoning_effort", "skip_special_tokens", "include_stop_str_in_output",
+    "prompt_logprobs", "best_of", "continue_final_message", "add_generation_prompt", "truncate_prompt_tokens",
+    "length_penalty", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )
 """Known parameters without effect in this release: a value in such a column fails its row by name (never silence)."""
 
@@ -38,9 +40,11 @@ DTYPES = ("bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Budgets of one engine.  Bytes are bytes of KV; tokens are rows of one forward pass.
+    """Budgets of one engine.
 
-    `prefill_chunk` 0 takes a prompt whole.  `kv_host_memory` 0 turns the host tier (HELD) off.
+    `max_rows` rows run at once; a forward pass takes about `step_tokens` tokens, prompts in chunks of `prefill_chunk`
+    (0: whole); `kv_memory` and `kv_host_memory` are bytes, 0 on the host turns that tier (HELD) off; `threads` 0 is one
+    per core; `max_context` (tokens) bounds prompt and answer below the model's own limit.
     """
 
     dtype: str = "bfloat16"
@@ -59,12 +63,15 @@ class EngineSettings:
                             ("kv_memory", 1), ("kv_host_memory", 0), ("max_context", 2)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise OptionError(f"{name} must be at least {least}, got {value}")
+                raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What applies where a row says nothing; None falls through to the model's generation_config.json."""
+    """What applies where a row says nothing.
+
+    None falls through to the model's generation_config.json, except `max_tokens`: without one the context is the limit.
+    """
 
     temperature: float | None = None
     top_k: int | None = None

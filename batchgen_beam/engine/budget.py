@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from batchgen_beam.engine.paging import live_pages
+from batchgen_beam.engine.paging import live_pages, pages_of
 from batchgen_beam.errors import OptionError
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.models.interface import CacheSpec, Model
@@ -17,29 +17,34 @@ __all__ = ["PageBudget", "page_budget"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageBudget:
-    """Pages of each group on both tiers, the zero page included; `context_limit` in tokens."""
+    """Pages of each group on both tiers, the zero page included.
+
+    `context_limit` (tokens) is what the model and the settings allow, `longest_row` what the device tier holds of it.
+    """
 
     device: dict[GroupKey, int]
     host: dict[GroupKey, int]
-    page_bytes: dict[GroupKey, int]
     context_limit: int
+    longest_row: int
 
 
 def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
     """State slots for `max_rows` first; the rest is shared over the paged groups in the proportion of one full row.
 
-    No group gets more than `max_rows` rows of the context limit need.  `OptionError` if not even one row fits.
+    No group gets more than `max_rows` rows of the context limit need.  `OptionError` if not even one page of each group
+    fits.
     """
     page_bytes = _page_bytes([layer.cache_spec() for layer in model.layers])
     context = min(model.context_limit, settings.max_context or model.context_limit)
     slot_bytes = sum(size for group, size in page_bytes.items() if group.kind is CacheKind.STATE)
-    row = {group: len(live_pages(group, 0, context)) for group in page_bytes if group.kind is not CacheKind.STATE}
-    row_bytes = sum(pages * page_bytes[group] for group, pages in row.items())
-    least = row_bytes + settings.max_rows * slot_bytes
+    least = settings.max_rows * slot_bytes + sum(
+        size for group, size in page_bytes.items() if group.kind is not CacheKind.STATE)
     if least > settings.kv_memory:
         raise OptionError(
-            f"one row of {context} tokens (and {settings.max_rows} state slots of {slot_bytes} bytes) needs {least} "
-            f"bytes of KV and --kv-memory is {settings.kv_memory}; raise --kv-memory or lower --max-context")
+            f"{settings.max_rows} state slots of {slot_bytes} bytes and one KV page of each cache group need {least} "
+            f"bytes, --kv-memory is {settings.kv_memory}; raise --kv-memory or lower --max-rows")
+    row = {group: len(live_pages(group, 0, context)) for group in page_bytes if group.kind is not CacheKind.STATE}
+    row_bytes = sum(pages * page_bytes[group] for group, pages in row.items())
 
     def tier(memory: int) -> dict[GroupKey, int]:
         rows = (memory - settings.max_rows * slot_bytes) / row_bytes if row_bytes else settings.max_rows
@@ -47,8 +52,10 @@ def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
         states = settings.max_rows if memory else 0
         return {group: 1 + (int(rows * row[group]) if group in row else states) for group in page_bytes}
 
-    return PageBudget(device=tier(settings.kv_memory), host=tier(settings.kv_host_memory), page_bytes=page_bytes,
-                      context_limit=context)
+    device = tier(settings.kv_memory)
+    held = min((device[group] - 1 for group in row), default=pages_of(context))
+    return PageBudget(device=device, host=tier(settings.kv_host_memory), context_limit=context,
+                      longest_row=min(context, held * PAGE_TOKENS))
 
 
 def _page_bytes(specs: Sequence[Sequence[CacheSpec]]) -> dict[GroupKey, int]:

@@ -1,15 +1,16 @@
 """One thread that steps the engine, and a mailbox for each lane.
 
 Owns the only thread that touches the engine.  Callers submit rows for a lane and wait for that lane's answers; if the
-thread dies, its exception is raised in every waiter.  A row stays known by its key until its answer has been taken and
-the lane is opened again, so that a bundle that is run twice computes nothing twice.  Does not know Beam or text.
+thread dies, its exception is raised in every waiter.  A row is known by its key until its answer is taken: rows of an
+abandoned bundle go on and are there for its successor, and only answers that the abandoned bundle took are computed
+again, with the same bits.  Does not know Beam or text.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineStats
@@ -29,13 +30,12 @@ class _Mailbox:
         self.claimed: set[str] = set()
         self.answers: dict[str, Answer] = {}
         self.ready: deque[str] = deque()
-        self.taken: set[str] = set()
+        self.taken = 0
 
-    def open(self, keys: set[str]) -> None:
-        """A new bundle: what was taken and is not asked for again was yielded durably."""
-        self.answers = {key: answer for key, answer in self.answers.items() if key in keys or key not in self.taken}
+    def open(self) -> None:
+        """A new bundle: it claims its rows anew; answers that nobody took are kept for it."""
         self.claimed = set()
-        self.taken = set()
+        self.taken = 0
         self.ready.clear()
 
     def claim(self, key: str) -> bool:
@@ -55,12 +55,12 @@ class _Mailbox:
     def take(self) -> list[Answer]:
         keys = list(self.ready)
         self.ready.clear()
-        self.taken.update(keys)
-        return [self.answers[key] for key in keys]
+        self.taken += len(keys)
+        return [self.answers.pop(key) for key in keys]
 
     @property
     def pending(self) -> int:
-        return len(self.claimed) - len(self.taken)
+        return len(self.claimed) - self.taken
 
 
 class Driver:
@@ -86,7 +86,7 @@ class Driver:
         """The first touch of a lane in a bundle: `unfinished` is all that was admitted and not durably yielded."""
         with self._mutex:
             self._check()
-            self._lanes.setdefault(lane, _Mailbox()).open({prompt.key.text for prompt in unfinished})
+            self._lanes.setdefault(lane, _Mailbox()).open()
         self.submit(lane, unfinished)
 
     def submit(self, lane: str, prompts: Sequence[Prompt]) -> None:
@@ -114,9 +114,17 @@ class Driver:
         """
         with self._mutex:
             mailbox = self._lanes[lane]
-            self._news.wait_for(lambda: mailbox.ready or self._error or self._closing or not mailbox.pending, timeout)
-            self._check()
-            return mailbox.take()
+            return self._take(mailbox, lambda: not mailbox.pending, timeout)
+
+    def relieve(self, lane: str, *, timeout: float) -> list[Answer]:
+        """What a congested caller waits for: answers of its lane, or room in the queue; at most `timeout` seconds."""
+        with self._mutex:
+            return self._take(self._lanes[lane], lambda: not self._crowded(), timeout)
+
+    def _take(self, mailbox: _Mailbox, enough: Callable[[], bool], timeout: float) -> list[Answer]:
+        self._news.wait_for(lambda: mailbox.ready or enough() or self._stopped(), timeout)
+        self._check()
+        return mailbox.take()
 
     def pending(self, lane: str) -> int:
         """Rows of a lane whose answers were not taken in this bundle."""
@@ -126,8 +134,10 @@ class Driver:
     def congested(self) -> bool:
         """Whether so many rows wait that a caller should rather take answers than submit more."""
         with self._mutex:
-            waiting = len(self._inbox) + self._stats.queued
-            return waiting >= QUEUE_FACTOR * self._stats.capacity
+            return self._crowded()
+
+    def _crowded(self) -> bool:
+        return len(self._inbox) + self._stats.queued >= QUEUE_FACTOR * self._stats.capacity
 
     def stats(self) -> EngineStats:
         """The engine's last reading."""
@@ -143,11 +153,16 @@ class Driver:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def _stopped(self) -> bool:
+        return self._error is not None or self._closing or not self._thread.is_alive()
+
     def _check(self) -> None:
         if self._error is not None:
             raise EngineError(f"the engine stopped: {self._error!r}") from self._error
         if self._closing:
             raise EngineError("the engine was closed")
+        if not self._thread.is_alive():
+            raise EngineError("the engine's thread is gone: the process was forked after the engine was loaded")
 
     # The thread
 
@@ -183,5 +198,4 @@ class Driver:
                 key = answer.key.text
                 for mailbox in self._owners.pop(key, ()):
                     mailbox.put(key, answer)
-            if answers:
-                self._news.notify_all()
+            self._news.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from itertools import islice
 
 import numpy as np
@@ -19,7 +20,6 @@ from batchgen_beam.engine.budget import page_budget
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
 from batchgen_beam.engine.live_rows import LiveRows, view_of
-from batchgen_beam.engine.paging import page_counts
 from batchgen_beam.engine.sampler import sample
 from batchgen_beam.engine.scheduler import Plan, PrefillChunk, Schedule, Snapshot, schedule
 from batchgen_beam.engine.sequence import Sequence as RowSequence
@@ -39,10 +39,18 @@ class Engine:
 
     def __init__(self, model: Model, kernels: KernelSet, settings: EngineSettings, facts: EngineFacts, *,
                  schedule: Schedule = schedule, clock: Callable[[], float] = time.monotonic) -> None:
-        """`OptionError` if the KV memory does not hold one row of the context limit."""
+        """`OptionError` if the KV memory does not hold one page of each cache group.
+
+        `context_limit` (tokens) is the model's or the settings', whichever is less; `longest_row` is the greatest
+        context that the pool holds.
+        """
+        if kernels.recompute != "prefill":
+            raise ValueError(f"kernel set {kernels.name!r} makes lost pages again by {kernels.recompute!r}; "
+                             f"this engine re-prefills, which would change bits")
         budget = page_budget(model, settings)
         self.settings = settings
         self.context_limit = budget.context_limit
+        self.longest_row = budget.longest_row
         self._facts = facts
         self._vocabulary = model.vocab_size
         self._executor = Executor(model, kernels, budget)
@@ -95,10 +103,10 @@ class Engine:
         if least < 0 or most >= self._vocabulary:
             raise RowError(ErrorCode.INVALID_ROW, f"token ids {least}..{most} are outside 0..{self._vocabulary - 1}")
         limit = min(self.context_limit, length + (prompt.params.max_tokens or self.context_limit))
-        need = page_counts(self._pool.groups, 0, limit)
-        if any(wanted > usable for wanted, usable in zip(need, self._pool.usable, strict=True)):
+        if limit > self.longest_row:
             raise RowError(ErrorCode.CAPACITY_EXCEEDED,
-                           f"{limit} tokens need {sum(need)} KV pages, the pool has {sum(self._pool.usable)}")
+                           f"prompt and answer may reach {limit} tokens, the KV memory holds {self.longest_row} of one "
+                           f"row; lower max_tokens or raise --kv-memory")
         return limit
 
     def poll(self) -> list[Answer]:
@@ -240,29 +248,16 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A reading of the sums and of what is under way."""
-        count = self._count
-        capacity = self.settings.max_rows
+        sums = {item.name: getattr(self._count, item.name) for item in fields(Counters)}
         return EngineStats(
-            rows_done=count.rows_done,
-            rows_failed=sum(count.failures.values()),
-            failures=dict(count.failures),
+            **{**sums, "failures": dict(self._count.failures)},
             queued=len(self._queue),
             active=len(self._live.slot_of),
             waiting=len(self._live.rows) - len(self._live.slot_of),
-            capacity=capacity,
-            prompt_tokens=count.prompt_tokens,
-            generated_tokens=count.generated_tokens,
-            prefilled_tokens=count.prefilled_tokens,
-            recomputed_tokens=count.recomputed_tokens,
-            holds=count.holds,
-            evictions=count.evictions,
+            capacity=self.settings.max_rows,
             pages_used=sum(self._pool.usable) - sum(self._pool.free),
             pages_total=sum(self._pool.usable),
-            steps=count.steps,
             forward_calls=self._executor.forward_calls,
-            busy_seconds=count.busy_seconds,
-            events=count.events,
-            fill=count.row_steps / (count.steps * capacity) if count.steps else 0.0,
         )
 
     def check_integrity(self) -> None:

@@ -164,17 +164,14 @@ class KVPool:
             for group, table in owners.pop(sequence, {}).items():
                 tiers[group].give(table.pages)
 
-    def trim(self, sequence: int, computed: int) -> bool:
-        """Free pages that lie behind the window of every position >= `computed`; whether any was freed."""
-        freed = False
+    def trim(self, sequence: int, computed: int) -> None:
+        """Free pages that lie behind the window of every position >= `computed`."""
         for group, table in self._tables[sequence].items():
             behind = min(live_pages(group, computed, computed + 1).start, table.end) - table.first
             if behind > 0:
                 self._device[group].give(table.pages[:behind])
                 del table.pages[:behind]
                 table.first += behind
-                freed = True
-        return freed
 
     # The host tier
 

@@ -39,8 +39,8 @@ class LiveRows:
 
     def hold(self, row: Sequence) -> None:
         """Move a decoding row's KV to the host tier and free its slot."""
-        self._leave_slot(row)
         self._executor.copy(self.pool.hold(row.seq_id), to_host=True)
+        self._leave_slot(row)
         row.become(Status.HELD)
         self._look(row)
 
@@ -59,11 +59,10 @@ class LiveRows:
             self._decode_on(row)
 
     def restore(self, rows: list[Sequence]) -> None:
-        """Held rows come back to the device and go on."""
+        """Held rows come back to the device and go on; one after the other, each with the page that it lacks."""
         for row in rows:
             self._executor.copy(self.pool.restore(row.seq_id), to_host=False)
-        self._grow(rows)
-        for row in rows:
+            self._grow([row])
             row.become(Status.DECODE)
             self._enter_slot(row)
             self._decode_on(row)

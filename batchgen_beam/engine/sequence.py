@@ -74,15 +74,12 @@ class Sequence:
 
     __slots__ = (
         "_life",
-        "_started",
         "attempts",
         "choice_index",
         "computed",
         "content_print",
-        "evictions",
         "finish_reason",
         "generated",
-        "holds",
         "key",
         "limit",
         "logprobs",
@@ -115,9 +112,7 @@ class Sequence:
         self.status = Status.QUEUED
         self.finish_reason: FinishReason | None = None
         self.computed = self.reached = self.prefilled = self.recomputed = 0
-        self.holds = self.evictions = 0
         self.submitted = self.started = now
-        self._started = False
         self._life = self._run()
 
     # The coroutine
@@ -141,19 +136,12 @@ class Sequence:
         """Prompt and generated tokens, in every status."""
         return len(self.prompt_ids) + len(self.generated)
 
-    @property
-    def live(self) -> bool:
-        """Whether the row still has to be answered here."""
-        return self.status not in _END
-
     def become(self, status: Status) -> None:
         """Change the status; a move that the diagram does not have is a `ValueError`."""
         if status not in _MOVES.get(self.status, set()):
             raise ValueError(f"sequence {self.seq_id} can't go from {self.status} to {status}")
         if status is Status.EVICTED:
-            self.evictions += 1
             self.computed = 0
-        self.holds += status is Status.HELD
         self.status = status
 
     def tokens(self, start: int, count: int) -> array[int]:
@@ -209,6 +197,6 @@ class Sequence:
         sequence.attempts = record.attempts
         sequence.prefilled = record.prefilled_tokens
         sequence.recomputed = record.recomputed_tokens
-        sequence.reached = max(0, sequence.context + len(record.generated_ids) - 1) if record.generated_ids else 0
+        sequence.reached = sequence.context + len(record.generated_ids) - 1 if record.generated_ids else 0
         sequence.absorb(NewTokens(record.generated_ids[:], record.logprobs), None)
         return sequence

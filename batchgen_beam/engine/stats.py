@@ -24,7 +24,11 @@ class EngineFacts:
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Sums since the engine was built."""
+    """Sums since the engine was built.
+
+    `prefilled_tokens` went through the model as prompt chunks, `recomputed_tokens` of them for a second time;
+    `row_steps` sums the rows of all steps; `events` counts visits of sequences.
+    """
 
     rows_done: int = 0
     failures: dict[ErrorCode, int] = field(default_factory=dict)
@@ -36,31 +40,28 @@ class Counters:
     evictions: int = 0
     steps: int = 0
     row_steps: int = 0
-    busy_seconds: float = 0.0
     events: int = 0
+    busy_seconds: float = 0.0
+
+    @property
+    def rows_failed(self) -> int:
+        """Rows that were answered by a failure."""
+        return sum(self.failures.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """A reading: the sums, and what is on the device now.  `fill` is the mean share of `capacity` that ran."""
+@dataclass(slots=True, kw_only=True)
+class EngineStats(Counters):
+    """A reading: a copy of the sums, and what is under way now."""
 
-    rows_done: int
-    rows_failed: int
-    failures: dict[ErrorCode, int]
     queued: int
     active: int
     waiting: int
     capacity: int
-    prompt_tokens: int
-    generated_tokens: int
-    prefilled_tokens: int
-    recomputed_tokens: int
-    holds: int
-    evictions: int
     pages_used: int
     pages_total: int
-    steps: int
     forward_calls: int
-    busy_seconds: float
-    events: int
-    fill: float
+
+    @property
+    def fill(self) -> float:
+        """Mean share of the slots that ran in a step."""
+        return self.row_steps / (self.steps * self.capacity) if self.steps else 0.0

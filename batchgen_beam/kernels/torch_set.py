@@ -9,6 +9,7 @@ Does not know architectures, sequences or scheduling.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,6 +23,15 @@ from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec
 __all__ = ["TILE_ROWS", "TorchKernels"]
 
 TILE_ROWS = 32
+
+KERNELS_VERSION = 1
+"""Part of the numeric print: raised when an operation here gives other bits."""
+
+_PATHS = ("amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "avx512_f", "avx_ne_convert", "avx2")
+"""Instruction sets by which oneDNN and MKL choose their kernels."""
+
+_PATH_OVERRIDES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+                   "ATEN_CPU_CAPABILITY")
 _ALIGNMENT = 64
 
 
@@ -50,18 +60,23 @@ class TorchKernels:
             "kernels": self.name,
             "device": self.device.type,
             "capability": self._capability(),
+            "version": KERNELS_VERSION,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",
             "tile_rows": self.tile_rows,
+            "span": SPAN,
             "query_lines": QUERY_LINES,
         }
 
     def _capability(self) -> str:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return torch.backends.cpu.get_cpu_capability()
+        found = torch.cpu.get_capabilities()
+        paths = [name for name in _PATHS if found.get(name)]
+        chosen = [f"{name}={os.environ[name]}" for name in _PATH_OVERRIDES if name in os.environ]
+        return " ".join([torch.backends.cpu.get_cpu_capability(), str(found.get("cpu_name", "")), *paths, *chosen])
 
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages [count, G, page_tokens, d], or state slots [count, *shape]."""

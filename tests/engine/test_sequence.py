@@ -91,5 +91,7 @@ def test_foreign_bytes_are_refused_by_name() -> None:
         ContinuationRecord.from_bytes(data[:20])
     with pytest.raises(ValueError, match="not a continuation record"):
         ContinuationRecord.from_bytes(b"PAR1" + data)
+    with pytest.raises(ValueError, match="foreign header"):
+        ContinuationRecord.from_bytes(data.replace(b'"attempts"', b'"attempt_"'))
     with pytest.raises(ValueError, match="bytes of arrays"):
         ContinuationRecord.from_bytes(data + b"1234")
