@@ -161,6 +161,10 @@ def _attention(kernels: KernelSet, shape: AttentionShape, random: torch.Generato
     mixed = run([range(place, place + 1) for place in reversed(places)]).flip(0)
     chunks = [range(max(0, place - 1 - index), min(longest, place + 20)) for index, place in enumerate(places)]
     chunked = torch.split(run(chunks), [len(chunk) for chunk in chunks])
+    short = [place for place in places if place < 3 * page_tokens]
+    crowd = run([range(place, place + 1) for place in short] * (ROWS // len(short)))
+    if not torch.equal(crowd, torch.stack(alone[: len(short)]).repeat(ROWS // len(short), 1, 1)):
+        yield f"{name}: among {ROWS} short rows"
     for index, place in enumerate(places):
         if not torch.equal(mixed[index], alone[index]):
             yield f"{name}: position {place} in a mixed batch"
