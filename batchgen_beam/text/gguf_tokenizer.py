@@ -17,8 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.text.pretokenizers import pretokenization
-from batchgen_beam.weights.gguf import GgufMetadata
-from batchgen_beam.weights.gguf_metadata import GgufTokenizer
+from batchgen_beam.weights.gguf_metadata import GgufMetadata, GgufTokenizer
 
 __all__ = ["write_tokenizer"]
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.text.gguf_tokenizer import write_tokenizer
-from batchgen_beam.weights.gguf import convert, read_metadata
+from batchgen_beam.weights.gguf import convert
+from batchgen_beam.weights.gguf_metadata import is_gguf
 
 __all__ = ["CONVERTER_VERSION", "resolve_model"]
 
@@ -28,7 +29,6 @@ LOG = logging.getLogger(__name__)
 CONVERTER_VERSION = 1
 """Part of the cached folder's name: raised when a conversion would give other files."""
 
-_GGUF_MAGIC = b"GGUF"
 _READ_BYTES = 1 << 22
 
 
@@ -46,9 +46,8 @@ def resolve_model(uri: str, cache_dir: Path) -> Path:
         return path
     if not path.is_file():
         raise CheckpointError(f"model {uri!r}: there is neither a folder nor a file of that name")
-    with path.open("rb") as stream:
-        if stream.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
-            raise CheckpointError(f"model {uri!r} is a file but no GGUF file; give the folder that holds config.json")
+    if not is_gguf(path):
+        raise CheckpointError(f"model {uri!r} is a file but no GGUF file; give the folder that holds config.json")
     return _converted(path, cache_dir)
 
 
@@ -67,10 +66,8 @@ def _convert_into(file: Path, folder: Path) -> None:
     """Convert beside the folder and rename, so that a folder of that name is always whole."""
     started = time.monotonic()
     partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-    partial.mkdir()
     try:
-        convert(file, partial)
-        write_tokenizer(read_metadata(file), partial)
+        write_tokenizer(convert(file, partial), partial)
         partial.rename(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from error
@@ -80,6 +77,7 @@ def _convert_into(file: Path, folder: Path) -> None:
 
 
 def _content_hash(file: Path) -> str:
+    """SHA-256 of the whole file, each time anew: a remembered one could give another model's folder away."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(_READ_BYTES):

@@ -14,7 +14,7 @@ from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.config.model_registry import load_config, require_supported
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.weights.headers import TensorFacts
-from batchgen_beam.weights.name_tables import EMBEDDING, HEAD, Parameter, expected_parameters, ignored_names
+from batchgen_beam.weights.name_tables import EMBEDDING, HEAD, Parameter, expected_parameters, match_names
 from batchgen_beam.weights.shards import read_tensors
 
 __all__ = ["CheckpointFacts", "check_checkpoint"]
@@ -26,8 +26,8 @@ _COMPARE_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """A checkpoint that passed.  `tensors` maps parameters, in order of the layers, to what fills
-    them; `ignored` tensors are stored and never read."""
+    """A checkpoint that passed.  `tensors` maps parameters, in order of the type's table, to what
+    fills them; `ignored` tensors are stored and never read."""
 
     folder: Path
     config: ModelConfig
@@ -59,10 +59,7 @@ def check_checkpoint(folder: Path) -> CheckpointFacts:
         return CheckpointFacts(folder=folder, config=config, tensors={}, ignored=())
     stored = read_tensors(folder)
     _check_dtypes(stored)
-    try:
-        ignored = ignored_names(config, parameters, stored)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+    ignored = match_names(config, parameters, stored, folder)
     _check_shapes(parameters, stored)
     if HEAD in ignored:
         _check_tied_head(stored[EMBEDDING], stored[HEAD])

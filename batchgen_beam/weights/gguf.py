@@ -7,9 +7,7 @@ configuration.  Every quantised tensor is dequantised once, to float32.  Does no
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ from numpy.typing import NDArray
 from batchgen_beam.config.families.llama import LlamaConfig
 from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.errors import CheckpointError
-from batchgen_beam.weights.gguf_metadata import GgufMetadata, open_gguf, parse_metadata, read_metadata
+from batchgen_beam.weights.gguf_metadata import GgufMetadata, open_gguf, parse_metadata
 from batchgen_beam.weights.gguf_rope import rope_scaling_json
-from batchgen_beam.weights.name_tables import Parameter, expected_parameters, ignored_names
+from batchgen_beam.weights.name_tables import Parameter, expected_parameters, match_names
 from batchgen_beam.weights.safetensors_writer import StoredTensor, write_float32
 
-__all__ = ["GgufMetadata", "convert", "read_metadata"]
+__all__ = ["convert"]
 
 ROPE_FACTORS = "rope_freqs.weight"
 HEAD = "output.weight"
@@ -52,26 +50,25 @@ _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<part>weigh
 _PERMUTED = re.compile(r"self_attn\.([qk])_proj\.")
 
 
-def convert(path: Path, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` (float32) of a GGUF file into `folder`, which must be new or empty.
+def convert(path: Path, folder: Path) -> GgufMetadata:
+    """Make `folder` and write `config.json` and `model.safetensors` (float32) of a GGUF file into it.
 
-    The folder appears whole or not at all.
+    Returns the metadata, since reading them takes seconds.  A file that is refused makes no folder; a fault while
+    writing leaves a folder that is not whole, for the caller to remove.
 
     Raises:
         CheckpointError: as `read_metadata`; or tensors that do not fit the metadata, are of a type that can't be
             dequantised, or a rope that has no counterpart.
+        FileExistsError: there is such a folder already.
     """
     reader = open_gguf(path)
-    config = _config_json(parse_metadata(reader, path), _by_name(reader), path)
+    metadata = parse_metadata(reader, path)
+    config = _config_json(metadata, _by_name(reader), path)
     tensors = _plan(config, reader, path)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    unfinished.mkdir(parents=True)
-    try:
-        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        write_float32(unfinished / "model.safetensors", tensors)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_float32(folder / "model.safetensors", tensors)
+    return metadata
 
 
 def _by_name(reader: GGUFReader) -> dict[str, ReaderTensor]:
@@ -99,10 +96,7 @@ def _config_json(metadata: GgufMetadata, tensors: Mapping[str, ReaderTensor], pa
 
 def _rope_scaling(metadata: GgufMetadata, factors: ReaderTensor | None, path: Path) -> dict[str, Any] | None:
     values = None if factors is None else np.concatenate([*_pieces(factors, np.arange(len(factors.data)))])
-    try:
-        return rope_scaling_json(metadata.hyperparameters, values)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    return rope_scaling_json(metadata.hyperparameters, values, path)
 
 
 def _plan(values: Mapping[str, Any], reader: GGUFReader, path: Path) -> list[StoredTensor]:
@@ -110,10 +104,7 @@ def _plan(values: Mapping[str, Any], reader: GGUFReader, path: Path) -> list[Sto
     config = LlamaConfig.from_json(JsonObject(values, str(path)))
     found = {_hub_name(name, path): tensor for name, tensor in _by_name(reader).items() if name != ROPE_FACTORS}
     parameters = expected_parameters(config)
-    try:
-        ignored_names(config, parameters, found)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    match_names(config, parameters, found, path)
     return [_stored(parameter, found[parameter.stored], config, path) for parameter in parameters]
 
 

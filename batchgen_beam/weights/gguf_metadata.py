@@ -17,7 +17,15 @@ from gguf import GGUFReader, GGUFValueType
 
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["GgufHyperparameters", "GgufMetadata", "GgufTokenizer", "open_gguf", "parse_metadata", "read_metadata"]
+__all__ = [
+    "GgufHyperparameters",
+    "GgufMetadata",
+    "GgufTokenizer",
+    "is_gguf",
+    "open_gguf",
+    "parse_metadata",
+    "read_metadata",
+]
 
 SUPPORTED_ARCHITECTURES = ("llama",)
 MAGIC = b"GGUF"
@@ -67,7 +75,6 @@ class GgufTokenizer:
     unknown_id: int | None
     padding_id: int | None
     add_bos: bool | None
-    add_eos: bool | None
     add_space_prefix: bool | None
     chat_template: str | None
 
@@ -96,15 +103,19 @@ def read_metadata(path: Path) -> GgufMetadata:
     return parse_metadata(open_gguf(path), path)
 
 
-def open_gguf(path: Path) -> GGUFReader:
-    """Map a file read-only, with every fault of its structure as a `CheckpointError`."""
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as a GGUF file does; a `CheckpointError` where it can't be read."""
     try:
         with path.open("rb") as stream:
-            magic = stream.read(len(MAGIC))
+            return stream.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); check the path") from error
-    if magic != MAGIC:
-        raise CheckpointError(f"{path} is not a GGUF file (it begins with {magic!r}, not {MAGIC!r})")
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """Map a file read-only, with every fault of its structure as a `CheckpointError`."""
+    if not is_gguf(path):
+        raise CheckpointError(f"{path} is not a GGUF file: it does not begin with {MAGIC!r}")
     try:
         reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -209,5 +220,5 @@ def _tokenizer(keys: _Keys) -> GgufTokenizer:
         eos_id=keys.get(f"{k}eos_token_id", int), eot_id=keys.get(f"{k}eot_token_id", int),
         eom_id=keys.get(f"{k}eom_token_id", int), unknown_id=keys.get(f"{k}unknown_token_id", int),
         padding_id=keys.get(f"{k}padding_token_id", int), add_bos=keys.get(f"{k}add_bos_token", bool),
-        add_eos=keys.get(f"{k}add_eos_token", bool), add_space_prefix=keys.get(f"{k}add_space_prefix", bool),
+        add_space_prefix=keys.get(f"{k}add_space_prefix", bool),
         chat_template=keys.get("tokenizer.chat_template", str))

@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from batchgen_beam.config.base import ModelConfig
+from batchgen_beam.config.families.fake import FakeConfig
 from batchgen_beam.config.families.llama import LlamaConfig
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.weights.shards import clip_names
 
-__all__ = ["EMBEDDING", "HEAD", "Parameter", "expected_parameters", "ignored_names"]
+__all__ = ["EMBEDDING", "HEAD", "Parameter", "expected_parameters", "match_names"]
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -62,9 +64,20 @@ class Parameter:
 
 
 def expected_parameters(config: ModelConfig) -> tuple[Parameter, ...]:
-    """Every parameter of the model in order of its layers; none for a model without weights."""
-    if not isinstance(config, LlamaConfig):
-        return ()
+    """Every parameter of the model, in order of its type's table, each row of it for all layers.
+
+    The fake model has none.  A type without a table is a `CheckpointError`: nothing could be checked.
+    """
+    match config:
+        case FakeConfig():
+            return ()
+        case LlamaConfig():
+            return _llama_parameters(config)
+    raise CheckpointError(f"{config.name_or_path or 'the model'}: no table of tensors is written for model type "
+                          f"{config.model_type!r}")
+
+
+def _llama_parameters(config: LlamaConfig) -> tuple[Parameter, ...]:
     sizes = {
         "V": config.vocab_size, "D": config.hidden_size, "I": config.intermediate_size,
         "Q": config.num_attention_heads * config.head_dim, "K": config.num_key_value_heads * config.head_dim,
@@ -76,36 +89,39 @@ def expected_parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     )
 
 
-def ignored_names(config: ModelConfig, parameters: Iterable[Parameter], stored: Iterable[str]) -> tuple[str, ...]:
+def match_names(config: ModelConfig, parameters: Iterable[Parameter], stored: Iterable[str],
+                where: Path) -> tuple[str, ...]:
     """Match stored names with parameters both ways, and return those that are left unread on purpose, sorted.
 
     `lm_head.weight` beside tied embeddings is one of them: whether it says the same as the embeddings is the
-    caller's question.  A `CheckpointError` names what is missing and what is unknown.
+    caller's question.  A `CheckpointError` names what is missing and what is unknown, at `where`.
     """
     names = set(stored)
     ignored = {name for name in names if any(pattern.fullmatch(name) for pattern in _IGNORED)}
     if config.tie_word_embeddings:
         ignored |= names & {HEAD}
     wanted = {parameter.stored for parameter in parameters}
-    _check_layers(config, names - ignored)
-    _check_head(wanted - names)
+    _check_layers(config, names - ignored, where)
+    _check_head(wanted - names, where)
     missing, unknown = wanted - names, names - ignored - wanted
     if missing or unknown:
-        raise CheckpointError(f"the stored tensors do not fit model type {config.model_type!r}: "
+        raise CheckpointError(f"{where}: the stored tensors do not fit model type {config.model_type!r}: "
                               f"{len(missing)} missing ({clip_names(missing)}), {len(unknown)} unknown "
                               f"({clip_names(unknown)})")
     return tuple(sorted(ignored))
 
 
-def _check_head(missing: set[str]) -> None:
+def _check_head(missing: set[str], where: Path) -> None:
     if missing == {HEAD}:
-        raise CheckpointError(f"{HEAD} is absent, and config.json does not set tie_word_embeddings; either the output "
-                              "projection is missing, or the embeddings are tied and config.json has to say so")
+        raise CheckpointError(f"{where}: {HEAD} is absent, and config.json does not set tie_word_embeddings; either "
+                              "the output projection is missing, or the embeddings are tied and config.json has to "
+                              "say so")
 
 
-def _check_layers(config: ModelConfig, names: set[str]) -> None:
+def _check_layers(config: ModelConfig, names: set[str], where: Path) -> None:
     found = {int(match[1]) for name in names if (match := _LAYER.match(name))}
     wanted = set(range(config.num_hidden_layers))
     if found and found != wanted:
-        raise CheckpointError(f"config.json says {config.num_hidden_layers} layers, the files hold {len(found)}: "
-                              f"missing layers {sorted(wanted - found)[:8]}, too many {sorted(found - wanted)[:8]}")
+        raise CheckpointError(f"{where}: config.json says {config.num_hidden_layers} layers, the files hold "
+                              f"{len(found)}: missing layers {sorted(wanted - found)[:8]}, too many "
+                              f"{sorted(found - wanted)[:8]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +19,9 @@ from batchgen_beam.text.gguf_tokenizer import write_tokenizer
 from batchgen_beam.text.model_files import ModelDefaults
 from batchgen_beam.text.pretokenizers import pretokenization
 from batchgen_beam.text.tokenizer import Tokenizer
-from batchgen_beam.weights.gguf import GgufMetadata, read_metadata
-from batchgen_beam.weights.gguf_metadata import GgufHyperparameters, GgufTokenizer
+from batchgen_beam.weights.gguf_metadata import GgufHyperparameters, GgufMetadata, GgufTokenizer, read_metadata
 from tests.text.varied import TEXTS, varied_texts
 
-GGUF = Path(os.environ.get("BATCHGEN_TEST_GGUF", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 SIZES = GgufHyperparameters(context_length=64, embedding_length=8, block_count=1, feed_forward_length=8, head_count=1,
                             head_count_kv=1, head_size=8, rms_epsilon=1e-5, rope_theta=1e4, rope_scaling=None)
 
@@ -48,7 +45,7 @@ def byte_level_facts(**changes: object) -> GgufMetadata:
     facts = GgufTokenizer(
         model="gpt2", pre="smollm", tokens=(*controls, *pieces, "[PAD1]", "[PAD2]"), token_types=types,
         merges=tuple(merges), scores=(), bos_id=1, eos_id=2, eot_id=None, eom_id=None, unknown_id=None, padding_id=2,
-        add_bos=None, add_eos=None, add_space_prefix=None, chat_template="{{ messages[0].content }}")
+        add_bos=None, add_space_prefix=None, chat_template="{{ messages[0].content }}")
     return GgufMetadata(architecture="llama", name="tiny", hyperparameters=SIZES, tokenizer=replace(facts, **changes))
 
 
@@ -61,7 +58,7 @@ def sentence_piece_facts(**changes: object) -> GgufMetadata:
     scores = (*([0.0] * 259), *(-float(i) for i in range(len(joins) + len(letters))))
     facts = GgufTokenizer(
         model="llama", pre=None, tokens=tokens, token_types=kinds, merges=(), scores=scores, bos_id=1, eos_id=2,
-        eot_id=None, eom_id=None, unknown_id=0, padding_id=None, add_bos=None, add_eos=None, add_space_prefix=None,
+        eot_id=None, eom_id=None, unknown_id=0, padding_id=None, add_bos=None, add_space_prefix=None,
         chat_template=None)
     return GgufMetadata(architecture="llama", name="tiny", hyperparameters=SIZES, tokenizer=replace(facts, **changes))
 
@@ -91,11 +88,9 @@ def test_each_pre_tokenizer_cuts_as_its_patterns_say(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> GgufMetadata:
+def smollm2(smollm2_gguf: Path) -> GgufMetadata:
     """What the demo model's file says about itself."""
-    if not GGUF.exists():
-        pytest.skip("the demo model is not here; `make test` fetches it")
-    return read_metadata(GGUF)
+    return read_metadata(smollm2_gguf)
 
 
 @pytest.mark.smollm2

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.weights.checkpoint import check_checkpoint
-from batchgen_beam.weights.gguf import convert, read_metadata
-from batchgen_beam.weights.gguf_metadata import GgufHyperparameters
+from batchgen_beam.weights.gguf import convert
+from batchgen_beam.weights.gguf_metadata import GgufHyperparameters, read_metadata
 from batchgen_beam.weights.gguf_rope import rope_scaling_json
 from tests.weights.gguf_files import (
     HEAD_SIZE,
@@ -83,7 +83,7 @@ def test_metadata_are_plain_values(tmp_path: Path) -> None:
     assert (tokenizer.pre, tokenizer.tokens[3], tokenizer.token_types[3]) == ("smollm", "t3", 1)
     assert (tokenizer.merges, tokenizer.scores) == (("t 0", "t 1"), ())
     assert tokenizer.add_bos is False
-    assert (tokenizer.add_eos, tokenizer.chat_template, tokenizer.eot_id) == (None, None, None)
+    assert (tokenizer.chat_template, tokenizer.eot_id) == (None, None)
     assert tokenizer.end_ids == (2,)
 
 
@@ -107,7 +107,7 @@ def test_frequency_factors_become_llama3_rope(rope: tuple[float, float, float, i
     hyper = GgufHyperparameters(context_length=131072, embedding_length=2048, block_count=1, feed_forward_length=1,
                                 head_count=32, head_count_kv=8, head_size=head_size, rms_epsilon=1e-5,
                                 rope_theta=500000.0, rope_scaling=None)
-    assert rope_scaling_json(hyper, llama3_factors(rope, head_size, 500000.0)) == {
+    assert rope_scaling_json(hyper, llama3_factors(rope, head_size, 500000.0), Path("m.gguf")) == {
         "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": high / low,
         "original_max_position_embeddings": original // low}
 
@@ -222,13 +222,12 @@ def test_tensors_have_to_fit(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
-    """An empty folder may be filled; one with content is an error and keeps its content."""
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    """A conversion makes its folder and returns what the file says about itself; it writes into no other."""
     path = write_gguf(tmp_path / "m.gguf", file_tensors(hub_tensors()))
-    (tmp_path / "empty").mkdir()
-    convert(path, tmp_path / "empty")
-    before = (tmp_path / "empty" / "config.json").stat()
-    with pytest.raises(OSError, match="not empty"):
-        convert(path, tmp_path / "empty")
-    assert (tmp_path / "empty" / "config.json").stat() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "m.gguf"]
+    assert convert(path, tmp_path / "new") == read_metadata(path)
+    before = (tmp_path / "new" / "config.json").stat()
+    with pytest.raises(FileExistsError):
+        convert(path, tmp_path / "new")
+    assert (tmp_path / "new" / "config.json").stat() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "new"]

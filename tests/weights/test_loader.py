@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchgen_beam.config.families.fake import FakeConfig
 from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.config.families.qwen import Qwen2Config
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.fake import FakeModel
@@ -50,6 +52,13 @@ def test_table_has_what_the_file_has(tmp_path: Path, biased: bool) -> None:
     stored = tensors() | {"model.layers.0.mlp.up_proj.bias": torch.ones(12)}
     with pytest.raises(CheckpointError, match=r"1 unknown \(model\.layers\.0\.mlp\.up_proj\.bias\)"):
         check_checkpoint(write_single(tmp_path, stored))
+
+
+def test_a_type_without_a_table_is_refused() -> None:
+    """Only the fake model has no tensors: a family whose table is not written yet can't pass with none."""
+    assert expected_parameters(FakeConfig()) == ()
+    with pytest.raises(CheckpointError, match=r"no table of tensors is written for model type 'qwen2'"):
+        expected_parameters(Qwen2Config())
 
 
 @pytest.mark.parametrize("write", [write_single, write_shards])
