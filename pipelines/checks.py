@@ -15,7 +15,7 @@ from batchgen_beam.records import Fingerprint
 from batchgen_beam.storage.inputs import InputPlan, plan_input
 from batchgen_beam.storage.parquet_input import read_footer
 from batchgen_beam.storage.run_files import check_output, read_fingerprint
-from batchgen_beam.text.template import require_template
+from batchgen_beam.text.template import missing_template
 from batchgen_beam.transforms.host import HostSettings
 from batchgen_beam.transforms.lanes import lane_count
 from batchgen_beam.transforms.model_folder import ModelFolder
@@ -71,4 +71,4 @@ def _check_messages(plan: InputPlan, request: RunRequest, model: ModelFolder) ->
     if model.template is None and any(
             file.rows is not None and column in read_footer(file.uri, request.columns).schema.names
             for file in plan.files):
-        require_template(None, column=column, folder=model.path)
+        raise missing_template(column=column, folder=model.path)

@@ -12,23 +12,26 @@ from batchgen_beam.config.reading import JsonObject, json_field, read_fields
 from batchgen_beam.config.rope import PLAIN_KINDS, RopeParameters, rope_reader
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["DERIVED", "DecoderConfig", "ModelConfig", "eos_field"]
+__all__ = ["DERIVED", "DecoderConfig", "ModelConfig", "eos_field", "read_eos_ids"]
 
 DERIVED = 0
 """Default of a size that follows from others when the file does not give it."""
 
 
-def _read_eos(source: JsonObject, default: tuple[int, ...]) -> tuple[int, ...] | None:
-    value = source.values.get("eos_token_id")
-    if isinstance(value, list):
-        return tuple(source.read("eos_token_id", tuple[int, ...]))
+def read_eos_ids(source: JsonObject) -> tuple[int, ...] | None:
+    """The ids under `eos_token_id`, one or a list; None where it is absent or null, which says nothing."""
+    if isinstance(source.values.get("eos_token_id"), list):
+        ids: tuple[int, ...] = source.read("eos_token_id", tuple[int, ...])
+        if min(ids, default=0) < 0:
+            raise source.error(f"eos_token_id must hold ids of at least 0, got {list(ids)}")
+        return ids
     one = source.read("eos_token_id", int, 0)
     return None if one is None else (one,)
 
 
 def eos_field(*ids: int) -> Any:
     """The end-of-sequence ids with the family's defaults; the file gives one id or a list."""
-    return json_field(ids, reader=_read_eos)
+    return json_field(ids, reader=lambda source, default: read_eos_ids(source))
 
 
 def _read_quantization(source: JsonObject, default: None) -> str | None:

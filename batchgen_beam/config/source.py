@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import fsspec
 
+from batchgen_beam.config.json_files import parse_object
 from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["CONFIG_NAME", "parse_config", "read_config_json"]
+__all__ = ["CONFIG_NAME", "read_config_json"]
 
 CONFIG_NAME = "config.json"
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -32,7 +32,7 @@ def read_config_json(identifier: str) -> JsonObject | None:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: the folder is no checkpoint, or its copy is incomplete")
-    return parse_config(path.read_bytes(), str(path))
+    return parse_object(path.read_bytes(), str(path))
 
 
 def _read_remote(identifier: str) -> JsonObject:
@@ -42,15 +42,4 @@ def _read_remote(identifier: str) -> JsonObject:
             data: bytes = file.read()
     except (ImportError, OSError, ValueError) as error:
         raise CheckpointError(f"{where} can't be read: {error}") from error
-    return parse_config(data, where)
-
-
-def parse_config(data: bytes, where: str) -> JsonObject:
-    """The JSON object in `data`; the error names `where`."""
-    try:
-        values = json.loads(data)
-    except ValueError as error:
-        raise CheckpointError(f"{where} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{where} must hold a JSON object, it holds {type(values).__name__}")
-    return JsonObject(values, where)
+    return parse_object(data, where)

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import jinja2
 
+from batchgen_beam.config.json_files import read_object
 from batchgen_beam.errors import CheckpointError, ErrorCode, InputError, OptionError, RowError
 from batchgen_beam.text.meter import Meter
-from batchgen_beam.text.model_files import read_json
 from batchgen_beam.text.sandbox import METER, TemplateSandbox
 
-__all__ = ["BASE_CHARACTERS", "CHARACTERS_PER_INPUT", "ChatTemplate", "require_template"]
+__all__ = ["BASE_CHARACTERS", "CHARACTERS_PER_INPUT", "ChatTemplate", "missing_template"]
 
 BASE_CHARACTERS = 1 << 24
 CHARACTERS_PER_INPUT = 64
@@ -91,16 +91,10 @@ class ChatTemplate:
             raise RowError(ErrorCode.TEMPLATE_ERROR, f"the chat template says: {_reason(error)}") from error
 
 
-def require_template(template: ChatTemplate | None, *, column: str, folder: Path) -> ChatTemplate:
-    """The template; a model without one is refused before anything runs.
-
-    Raises:
-        InputError: the input has a column of messages and there is no template.
-    """
-    if template is None:
-        raise InputError(f"the input has messages in column {column!r}, but the model in {folder} has no chat "
-                         "template; give one as a file with --chat-template, or write prompts to a prompt column")
-    return template
+def missing_template(*, column: str, folder: Path) -> InputError:
+    """The error to raise where the input has a column of messages and the model no template."""
+    return InputError(f"the input has messages in column {column!r}, but the model in {folder} has no chat template; "
+                      "give one as a file with --chat-template, or write prompts to a prompt column")
 
 
 def _reason(error: BaseException) -> str:
@@ -127,7 +121,7 @@ def _of_model(folder: Path) -> tuple[str, str] | None:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"the chat template {own} can't be read: {error}") from error
     path = folder / "tokenizer_config.json"
-    value = read_json(path).get("chat_template")
+    value = read_object(path).values.get("chat_template")
     if isinstance(value, list):
         value = _default_of(path, value)
     if value is not None and not isinstance(value, str):

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import tokenizers
 
+from batchgen_beam.config.json_files import read_object
 from batchgen_beam.errors import CheckpointError, ErrorCode, RowError
 from batchgen_beam.records import token_array
-from batchgen_beam.text.model_files import declared_eos_ids, digest_of_files, read_json, special_tokens
+from batchgen_beam.text.model_files import declared_eos_ids, digest_of_files, special_tokens
 
 __all__ = ["Tokenizer", "check_text"]
 
@@ -69,15 +70,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except ValueError as error:
             raise CheckpointError(f"{path} can't be read: {error}") from error
-        unknown = getattr(backend.model, "unk_token", None)
-        if unknown is not None and backend.token_to_id(unknown) is None:
-            raise CheckpointError(f"{path}: the token for unknown text {unknown!r} is not in the vocabulary")
-        config = read_json(folder / "tokenizer_config.json")
-        add_bos = config.get("add_bos_token")
-        if add_bos is not None and not isinstance(add_bos, bool):
-            raise CheckpointError(f"{folder}/tokenizer_config.json: add_bos_token should be true or false, "
-                                  f"got {add_bos!r}")
-        return cls(backend, specials=special_tokens(folder), add_bos=add_bos,
+        _check_unknown(backend, path)
+        return cls(backend, specials=special_tokens(folder),
+                   add_bos=read_object(folder / "tokenizer_config.json").read("add_bos_token", bool),
                    identity=digest_of_files(folder / name for name in _IDENTITY_FILES))
 
     def encode(self, text: str, add_bos: bool) -> array[int]:
@@ -131,3 +126,15 @@ class Tokenizer:
         full = self._backend.encode(_PROBE, add_special_tokens=True).ids
         added = len(full) - len(plain)
         return next((full[:n] for n in range(added + 1) if full[n : n + len(plain)] == plain), [])
+
+
+def _check_unknown(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """Refuse a vocabulary that says nothing about unknown text, where the backend could not encode it."""
+    token = getattr(backend.model, "unk_token", None)
+    if token is not None and backend.token_to_id(token) is None:
+        raise CheckpointError(f"{path}: the token for unknown text {token!r} is not in the vocabulary")
+    if isinstance(backend.model, tokenizers.models.Unigram):
+        model = read_object(path).child("model")
+        if model is None or model.read("unk_id", int, 0) is None:
+            raise CheckpointError(f"{path}: the Unigram model has no unk_id, so text with an unknown character has no "
+                                  "ids; set it to the id of the unknown token")

@@ -6,13 +6,13 @@ a JSON header, then the tensors' bytes without holes.  Does not know models or t
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batchgen_beam.config.json_files import parse_object
 from batchgen_beam.errors import CheckpointError
 
 __all__ = ["TensorFacts", "read_header"]
@@ -24,6 +24,7 @@ _BITS = {
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100_000_000
 _LFS_POINTER = b"version https://git-lfs"
+_ABOUT_FILE = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +50,11 @@ def read_header(path: Path) -> dict[str, TensorFacts]:
         if length > min(size - _LENGTH.size, _MOST_HEADER_BYTES):
             raise CheckpointError(f"{path} is truncated or no safetensors file: {size} bytes")
         file.seek(_LENGTH.size)
-        header = _decode(path, file.read(length))
-    header.pop("__metadata__", None)
+        header = parse_object(file.read(length), f"{path} is corrupt: its header").values
     base = _LENGTH.size + length
-    tensors = {name: _tensor(path, name, entry, base) for name, entry in header.items()}
+    tensors = {name: _tensor(path, name, entry, base) for name, entry in header.items() if name != _ABOUT_FILE}
     _check_layout(path, tensors, base, size)
     return tensors
-
-
-def _decode(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(data)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is corrupt: its header is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path} is corrupt: its header is no JSON object")
-    return header
 
 
 def _tensor(path: Path, name: str, entry: Any, base: int) -> TensorFacts:

@@ -6,10 +6,10 @@ know models, names of parameters or torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from batchgen_beam.config.json_files import parse_object
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.weights.headers import TensorFacts, read_header
 
@@ -65,14 +65,12 @@ def _why_no_weights(folder: Path) -> str:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(path.read_bytes())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is no index of safetensors files: {error!r}") from error
-    plain = isinstance(weight_map, dict) and all(isinstance(n, str) and n == Path(n).name for n in weight_map.values())
-    if not plain or not weight_map:
+    weight_map = parse_object(path.read_bytes(), str(path)).child("weight_map")
+    files = {} if weight_map is None else dict(weight_map.values)
+    names = {name: file for name, file in files.items() if isinstance(file, str) and file == Path(file).name}
+    if not names or names != files:
         raise CheckpointError(f"{path} must map tensor names to names of files beside it")
-    return dict(weight_map)
+    return names
 
 
 def read_tensors(folder: Path) -> dict[str, TensorFacts]:

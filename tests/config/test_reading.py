@@ -72,6 +72,17 @@ def test_eos(tmp_path: Path, value: object, ids: tuple[int, ...]) -> None:
     assert load(tmp_path, eos_token_id=value).eos_token_ids == ids
 
 
+@pytest.mark.parametrize(("value", "words"), [
+    ("</s>", "eos_token_id must be an integer, got '</s>'"), (-1, "eos_token_id must be at least 0, got -1"),
+    ([1, True], "eos_token_id must be a list, each item an integer"),
+    ([1, -1], r"eos_token_id must hold ids of at least 0, got \[1, -1\]"),
+])
+def test_eos_that_is_no_id(tmp_path: Path, value: object, words: str) -> None:
+    """What can't be an id is refused with the file, the key and the value."""
+    with pytest.raises(CheckpointError, match=rf"config\.json: {words}"):
+        load(tmp_path, eos_token_id=value)
+
+
 @pytest.mark.parametrize(("text", "window"), [
     ("", 4096), (', "sliding_window": null', None), (', "sliding_window": 8', 8),
 ])

@@ -34,12 +34,21 @@ def test_inconsistent_files_are_refused_by_name(tmp_path: Path) -> None:
     """A BOS that is asked for but unknown, settings of a wrong type, and a missing unknown token are found at start."""
     with pytest.raises(CheckpointError, match=r"bos_token '<nope>' is not in the vocabulary"):
         save(tmp_path, byte_level(), bos_token="<nope>", add_bos_token=True)
-    with pytest.raises(CheckpointError, match=r"add_bos_token should be true or false, got 'yes'"):
+    with pytest.raises(CheckpointError, match=r"config\.json: add_bos_token must be true or false, got 'yes'"):
         save(tmp_path, byte_level(), add_bos_token="yes")
-    with pytest.raises(CheckpointError, match=r"eos_token should be a text, got 7"):
+    with pytest.raises(CheckpointError, match=r"eos_token must be a text, got 7"):
         save(tmp_path, byte_level(), eos_token=7)
     with pytest.raises(CheckpointError, match=r"unknown text '\[UNK\]' is not in the vocabulary"):
         save(tmp_path, Backend(models.WordLevel({"a": 0}, unk_token="[UNK]")))
+
+
+def test_a_unigram_model_needs_an_unknown_id(tmp_path: Path) -> None:
+    """Without one its first unknown character could not be encoded: the folder is refused; with one it has ids."""
+    pieces = [("<unk>", 0.0), ("a", -1.0)]
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: the Unigram model has no unk_id"):
+        save(tmp_path, Backend(models.Unigram(pieces)))
+    tokenizer = save(tmp_path, Backend(models.Unigram(pieces, unk_id=0)))
+    assert tokenizer.encode("axa", add_bos=False).tolist() == [1, 0, 1]
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:

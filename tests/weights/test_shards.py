@@ -59,8 +59,8 @@ def test_trailing_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("header", "data", "message"), [
-    (b"{]", b"", "not JSON"),
-    ([1], b"", "no JSON object"),
+    (b"{]", b"", "its header is not valid JSON"),
+    ([1], b"", "its header must hold a JSON object, it holds list"),
     ({"a": 3}, b"", "entry of a can't be read"),
     ({"a": {"dtype": "F32"}}, b"", "entry of a can't be read"),
     ({"a": entry(0, 4, dtype="X9")}, bytes(4), "entry of a can't be read"),
