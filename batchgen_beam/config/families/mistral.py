@@ -36,21 +36,15 @@ class MistralConfig(DecoderConfig):
 
 @register_config("mixtral")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig(DecoderConfig):
-    """Softmax over all experts, the best `num_experts_per_tok` renormalised; `intermediate_size` is an expert's."""
+class MixtralConfig(MistralConfig):
+    """Mistral with experts: softmax over all of them, the best `num_experts_per_tok` renormalised.
+
+    `intermediate_size` is an expert's.
+    """
 
     architecture_names: ClassVar[tuple[str, ...]] = ("MixtralForCausalLM",)
 
     model_type: str = "mixtral"
-    vocab_size: int = 32000
-    hidden_size: int = 4096
-    intermediate_size: int = 14336
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 8
-    max_position_embeddings: int = 131072
-    bos_token_id: int | None = 1
-    eos_token_ids: tuple[int, ...] = eos_field(2)
     rms_norm_eps: float = json_field(1e-5, least=0.0)
     rope: RopeParameters = field(default=RopeParameters(theta=1e6), metadata=rope_reader(*PLAIN_KINDS))
     sliding_window: int | None = None
