@@ -8,6 +8,7 @@ from batchgen_beam.errors import OptionError
 
 __all__ = [
     "DTYPES",
+    "FLOAT_COLUMNS",
     "OUTPUT_VERSION",
     "PAGE_TOKENS",
     "PARAMETER_COLUMNS",
@@ -25,6 +26,9 @@ OUTPUT_VERSION = 1
 
 PARAMETER_COLUMNS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "logprobs")
 """Input columns that are parameters of their row."""
+
+FLOAT_COLUMNS = ("temperature", "top_p")
+"""Those of them that are real numbers: an integer there is the equal float.  The others are integers."""
 
 UNSUPPORTED_COLUMNS = (
     "n", "stop", "stop_token_ids", "min_p", "min_tokens", "ignore_eos", "repetition_penalty", "frequency_penalty",

@@ -13,12 +13,11 @@ from typing import Any
 
 from batchgen_beam.errors import ErrorCode, OptionError, RowError
 from batchgen_beam.records import SamplingParams
-from batchgen_beam.settings import PARAMETER_COLUMNS, UNSUPPORTED_COLUMNS, GenerationDefaults
+from batchgen_beam.settings import FLOAT_COLUMNS, PARAMETER_COLUMNS, UNSUPPORTED_COLUMNS, GenerationDefaults
 from batchgen_beam.text.model_files import ModelDefaults
 
 __all__ = ["ParameterRules"]
 
-_FRACTIONS = ("temperature", "top_p")
 _LARGEST_BITS = 64
 
 
@@ -57,7 +56,7 @@ class ParameterRules:
 
 def _checked(name: str, value: object) -> Any:
     number = _number(name, value)
-    if name in _FRACTIONS:
+    if name in FLOAT_COLUMNS:
         return float(number)
     if number != int(number):
         raise RowError(ErrorCode.INVALID_PARAMETER, f"{name} must be an integer, got {value!r}")

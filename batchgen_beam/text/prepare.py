@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from batchgen_beam.errors import ErrorCode, RowError
 from batchgen_beam.records import InputRow, Prompt, token_array
 from batchgen_beam.settings import GenerationDefaults
-from batchgen_beam.text.messages import read_turns
+from batchgen_beam.text.messages import invalid_row, kind_of, read_turns
 from batchgen_beam.text.model_files import ModelDefaults
 from batchgen_beam.text.parameters import ParameterRules
 from batchgen_beam.text.template import ChatTemplate
@@ -49,7 +49,7 @@ class Preparer:
             RowError: the row can't be answered; the code says why.
         """
         if row.problem is not None:
-            raise _invalid(row.problem)
+            raise invalid_row(row.problem)
         source, value = _only_source(row.values)
         params = self._rules.effective(row.values)
         ids = self._ids(source, value)
@@ -62,7 +62,7 @@ class Preparer:
         if source == "messages":
             return self._encode(self._render(value), add_bos=False)
         if not isinstance(value, str):
-            raise _invalid(f"prompt should be text, got {type(value).__name__}")
+            raise invalid_row(f"prompt should be text, got {kind_of(value)}")
         check_text(value, "prompt")
         if not value:
             beside = "; the BOS token alone is no question" if self._tokenizer.prefix else ""
@@ -91,12 +91,12 @@ class Preparer:
     def _given_ids(self, value: object) -> array[int]:
         size = self._tokenizer.vocabulary_size
         if not isinstance(value, list | tuple):
-            raise _invalid(f"token_ids should be a list of integers, got {type(value).__name__}")
+            raise invalid_row(f"token_ids should be a list of integers, got {kind_of(value)}")
         for i, item in enumerate(value):
             if type(item) is not int:
-                raise _invalid(f"token_ids[{i}] should be an integer, got {_kind(item)}")
+                raise invalid_row(f"token_ids[{i}] should be an integer, got {kind_of(item)}")
             if not 0 <= item < size:
-                raise _invalid(f"token_ids[{i}] is {item}, outside the vocabulary of {size} tokens")
+                raise invalid_row(f"token_ids[{i}] is {item}, outside the vocabulary of {size} tokens")
         if not value:
             raise RowError(ErrorCode.EMPTY_PROMPT, "token_ids is empty")
         return token_array(value)
@@ -131,15 +131,7 @@ def _clipped(value: object) -> str:
 def _only_source(values: Mapping[str, object]) -> tuple[str, object]:
     given = [name for name in _SOURCES if values.get(name) is not None]
     if not given:
-        raise _invalid("null prompt and null messages: the row asks nothing")
+        raise invalid_row("null prompt and null messages: the row asks nothing")
     if len(given) > 1:
-        raise _invalid(f"{' and '.join(given)} are given; exactly one may have a value")
+        raise invalid_row(f"{' and '.join(given)} are given; exactly one may have a value")
     return given[0], values[given[0]]
-
-
-def _kind(value: object) -> str:
-    return "null" if value is None else type(value).__name__
-
-
-def _invalid(message: str) -> RowError:
-    return RowError(ErrorCode.INVALID_ROW, message)

@@ -21,6 +21,7 @@ from batchgen_beam.text.tokenizer import Tokenizer
 from tests.text.tiny import byte_level, preparer, row, save, write_json
 
 USER = {"role": "user", "content": "the end"}
+PART = {"type": "text", "text": "the end"}
 DEEP = functools.reduce(lambda inner, _: [inner], range(5000), "x")
 
 
@@ -52,11 +53,18 @@ def preparing(tokenizer: Tokenizer) -> Preparer:
     ({"messages": []}, ErrorCode.INVALID_ROW, "no turn"),
     ({"messages": ["x"]}, ErrorCode.INVALID_ROW, "messages[0] should be a turn"),
     ({"messages": [USER, None]}, ErrorCode.INVALID_ROW, "messages[1] should be a turn with role and content, got null"),
-    ({"messages": [USER, {"role": "user"}]}, ErrorCode.INVALID_ROW, "messages[1].content should be text, got null"),
-    ({"messages": [{"role": "user", "content": None}]}, ErrorCode.INVALID_ROW, "content should be text, got null"),
+    ({"messages": [USER, {"role": "user"}]}, ErrorCode.INVALID_ROW, "messages[1].content should be text or a list"),
+    ({"messages": [{"role": "user", "content": None}]}, ErrorCode.INVALID_ROW, "list of text parts, got null"),
     ({"messages": [{"role": 1, "content": "x"}]}, ErrorCode.INVALID_ROW, "messages[0].role should be text, got int"),
     ({"messages": [{"role": "", "content": "x"}]}, ErrorCode.INVALID_ROW, "role is empty"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ErrorCode.INVALID_ROW, "got list"),
+    ({"messages": [USER | {"content": 7}]}, ErrorCode.INVALID_ROW, "content should be text or a list of text parts"),
+    ({"messages": [USER | {"content": []}]}, ErrorCode.INVALID_ROW, "messages[0].content holds no part"),
+    ({"messages": [USER | {"content": ["x"]}]}, ErrorCode.INVALID_ROW, "content[0] should be a part with type"),
+    ({"messages": [USER | {"content": [PART, {"type": "image_url", "image_url": {"url": "x"}}]}]},
+     ErrorCode.INVALID_ROW, "messages[0].content[1] is a part of type 'image_url'"),
+    ({"messages": [USER | {"content": [{"text": "x"}]}]}, ErrorCode.INVALID_ROW, "content[0] is a part of type None"),
+    ({"messages": [USER | {"content": [{"type": "text"}]}]}, ErrorCode.INVALID_ROW, "content[0].text should be text"),
+    ({"messages": [USER | {"content": [PART, PART | {"text": "\ud83d"}]}]}, ErrorCode.INVALID_TEXT, "[0].content"),
     ({"messages": [USER | {"when": object()}]}, ErrorCode.INVALID_ROW, "messages[0].when holds object"),
     ({"messages": r'[{"role": "user", "content": "a\ud83d"}]'}, ErrorCode.INVALID_TEXT, "messages[0].content"),
     ({"messages": [USER | {"tags": ["a", "\udfff"]}]}, ErrorCode.INVALID_TEXT, "messages[0].tags[1]"),
@@ -104,6 +112,17 @@ def test_messages_may_be_structs_or_json(preparing: Preparer, tokenizer: Tokeniz
     assert made[0][0] == 3
 
 
+def test_content_may_be_a_list_of_text_parts(preparing: Preparer) -> None:
+    """Text parts, as structs with null fields or as JSON, are one text with a newline between them."""
+    wanted = preparing.prepare(row(messages=[USER | {"content": "the end\nthe end"}])).token_ids
+    parts = [PART, PART | {"image_url": None}]
+    for form in ([USER | {"content": parts}], [USER | {"content": tuple(parts)}],
+                 json.dumps([USER | {"content": parts}])):
+        assert preparing.prepare(row(messages=form)).token_ids == wanted
+    one = preparing.prepare(row(messages=[USER | {"content": [PART]}])).token_ids
+    assert one == preparing.prepare(row(messages=[USER])).token_ids
+
+
 def test_messages_without_a_template_fail_their_row(tokenizer: Tokenizer) -> None:
     """A run that starts without template (it has a prompt column, too) fails rows with messages, naming the remedy."""
     with pytest.raises(RowError, match=r"TEMPLATE_ERROR.*--chat-template"):
@@ -146,8 +165,8 @@ def test_model_defaults(tmp_path: Path) -> None:
                                                          unapplied=("repetition_penalty=1.05",))
     write_json(path, {"temperature": 0.6, "do_sample": False})
     assert ModelDefaults.load(tmp_path).temperature == 0.0
-    for wrong, words in (({"temperature": "0.6"}, "temperature should be a number"), ({"top_p": 2}, "top_p must be"),
-                         ({"top_k": 1.5}, "top_k should be an integer"), ([1], "JSON object")):
+    for wrong, words in (({"temperature": "0.6"}, "temperature must be a finite"), ({"top_p": 2}, "top_p must be"),
+                         ({"top_k": 1.5}, "top_k must be an integer"), ([1], "JSON object")):
         write_json(path, wrong)
         with pytest.raises(CheckpointError, match=words):
             ModelDefaults.load(tmp_path)
