@@ -48,5 +48,5 @@ def build_job(pipeline: beam.Pipeline, job: JobSpec) -> beam.PCollection:
     routed = answers | "RouteToUnits" >> RouteToUnits(rows=job.plan.rows)
     units = (read.manifests, routed.placed) | "Publish" >> Publish(job.output, model=job.model)
     repeated = read.placements | "CountRepeatedIds" >> CountRepeatedIds()
-    finish = FinishRun(job.output, job.run, job.facts, clock=job.clock)
+    finish = FinishRun(job.output, job.run, job.facts, rows=job.plan.rows, clock=job.clock)
     return (units, routed.totals, repeated) | "Finish" >> finish

@@ -25,7 +25,7 @@ from batchgen_beam.pipelines.progress import ProgressDisplay
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import RunnerFacts, pin_runner
 from batchgen_beam.pipelines.summary import show_summary
-from batchgen_beam.storage.run_files import add_to_report, read_report, start_run
+from batchgen_beam.storage.run_files import read_report, start_run, write_engine_figures
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.progress_files import progress_folder, read_samples, total
 
@@ -130,6 +130,6 @@ class _Interrupts:
 def _report(request: RunRequest, run: str, handle: HostHandle, streams: Streams) -> int:
     assert handle.settings.progress is not None
     figures = total(read_samples(handle.settings.progress))
-    add_to_report(request.output, run, {"engine": figures.as_facts()})
+    write_engine_figures(request.output, run, figures.as_facts())
     report = read_report(request.output, run)
     return show_summary(report, figures, output=request.output, stream=streams.out)

@@ -1,21 +1,48 @@
-"""Whole small files, written so that a reader sees all of them or nothing.
+"""Files by name: one spelling for each, whole small files that are never seen half written, streams of stored bytes.
 
-Owns the rule for each kind of store: local files get a temporary name and a rename; object stores show an object
-only once it is closed, and their rename would be a copy.  Does not know what the bytes mean.
+Owns the spelling, which is durable (ids of rows are made from it), and the rule for each kind of store: local files
+get a temporary name and a rename; object stores show an object only once it is closed, and their rename would be a
+copy.  Does not know what the bytes mean.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
+from contextlib import suppress
+from typing import BinaryIO
 
-from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from batchgen_beam.storage.row_identity import normalise_uri, open_path
+from batchgen_beam.errors import UserError
 
-__all__ = ["exists", "join", "list_files", "read_bytes", "remove", "write_atomically"]
+__all__ = ["check_store", "exists", "join", "list_below", "list_files", "move", "normalise_uri", "open_stored",
+           "read_bytes", "remove", "write_atomically"]
 
 _PLAIN = CompressionTypes.UNCOMPRESSED
+_FILE_SCHEME = "file://"
+_EXTRAS = {"gs": "gcp", "s3": "aws", "azfs": "azure", "hdfs": "hadoop"}
+"""Scheme -> the extra of apache-beam that brings its client."""
+
+
+def normalise_uri(path: str) -> str:
+    """One spelling for each file: local paths become `file://` and the absolute path, other schemes are lower-cased.
+
+    Nothing is percent-encoded and links are not resolved.
+    """
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        return _FILE_SCHEME + os.path.abspath(path)
+    if scheme.lower() == "file":
+        return _FILE_SCHEME + os.path.abspath(rest)
+    return f"{scheme.lower()}://{rest}"
+
+
+def _beam_path(path: str) -> str:
+    """What Beam's file systems open: local files by their path, everything else by its URI."""
+    return normalise_uri(path).removeprefix(_FILE_SCHEME)
 
 
 def join(folder: str, *parts: str) -> str:
@@ -23,11 +50,37 @@ def join(folder: str, *parts: str) -> str:
     return "/".join([folder.rstrip("/"), *parts])
 
 
+def check_store(path: str, refusal: type[UserError]) -> None:
+    """Raise `refusal` with the URI and the remedy where the store that holds `path` can't be used here."""
+    try:
+        exists(path)
+    except (ValueError, AssertionError, BeamIOError) as error:  # what Beam raises without file system or its client
+        raise refusal(f"{normalise_uri(path)} can't be reached: {_remedy(path)} ({error})") from error
+
+
+def _remedy(path: str) -> str:
+    scheme = path.partition("://")[0].lower()
+    if scheme in _EXTRAS:
+        return f"it needs pip install 'apache-beam[{_EXTRAS[scheme]}]' and credentials for {scheme}://"
+    return f"use a local path or one of {', '.join(f'{known}://' for known in _EXTRAS)}"
+
+
+def open_stored(path: str) -> BinaryIO:
+    """A stream of the bytes as stored, never decompressed."""
+    handle: BinaryIO = FileSystems.open(_beam_path(path), compression_type=_PLAIN)
+    return handle
+
+
+def read_bytes(path: str) -> bytes:
+    """The whole file as stored."""
+    with open_stored(path) as handle:
+        return handle.read()
+
+
 def write_atomically(path: str, data: bytes) -> None:
     """Create or replace a file, with the folders it needs; it is never seen half written."""
-    uri = normalise_uri(path)
-    target = open_path(uri)
-    if uri == target:
+    target = _beam_path(path)
+    if "://" in target:
         _write(target, data)
         return
     folder, _, name = target.rpartition("/")
@@ -44,16 +97,9 @@ def _write(path: str, data: bytes) -> None:
         handle.write(data)
 
 
-def read_bytes(path: str) -> bytes:
-    """The whole file as stored, never decompressed."""
-    with FileSystems.open(open_path(normalise_uri(path)), compression_type=_PLAIN) as handle:
-        data: bytes = handle.read()
-    return data
-
-
 def exists(path: str) -> bool:
     """Whether there is such a file (or local folder)."""
-    found: bool = FileSystems.exists(open_path(normalise_uri(path)))
+    found: bool = FileSystems.exists(_beam_path(path))
     return found
 
 
@@ -61,8 +107,22 @@ def remove(path: str) -> bool:
     """Delete a file if it is there; whether it was."""
     if not exists(path):
         return False
-    FileSystems.delete([open_path(normalise_uri(path))])
+    FileSystems.delete([_beam_path(path)])
     return True
+
+
+def move(source: str, target: str) -> None:
+    """Rename a file, with the folders it needs; one that is not there any more is left to whoever moved it."""
+    start, end = _beam_path(source), _beam_path(target)
+    if not exists(start):
+        return
+    with suppress(OSError):  # the folder is there already
+        FileSystems.mkdirs(end.rpartition("/")[0])
+    try:
+        FileSystems.rename([start], [end])
+    except BeamIOError:
+        if exists(start):
+            raise
 
 
 def list_files(pattern: str) -> list[str]:
@@ -72,5 +132,13 @@ def list_files(pattern: str) -> list[str]:
     """
     if exists(pattern):
         return [normalise_uri(pattern)]
-    found = FileSystems.match([open_path(normalise_uri(pattern))])
+    found = FileSystems.match([_beam_path(pattern)])
     return sorted({normalise_uri(entry.path) for result in found for entry in result.metadata_list})
+
+
+def list_below(folder: str, pattern: str) -> list[str]:
+    """Paths relative to `folder`, sorted, of the files in it that match; the folder's own name is no pattern."""
+    root = f"{normalise_uri(folder).rstrip('/')}/"
+    literal = re.sub(r"[*?\[]", "?", root)  # Beam's patterns have no quoting: match too much, then compare
+    found = list_files(literal + pattern)
+    return [uri.removeprefix(root) for uri in found if uri.startswith(root)]

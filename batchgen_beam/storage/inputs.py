@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.files import list_files
+from batchgen_beam.storage.files import check_store, list_files
 from batchgen_beam.storage.jsonl_input import LINE_EXTENSIONS, count_lines, read_lines
 from batchgen_beam.storage.parquet_input import ParquetFooter, kept_types, read_footer, read_row_group
 from batchgen_beam.storage.raw_rows import RawBatch
@@ -56,10 +56,14 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPlan:
-    """The files in order, the types of the kept columns, the total of rows where it is known, and warnings."""
+    """The files in order, the types of the kept columns, the total of rows where it is known, and warnings.
+
+    `columns`: every name that a Parquet file has for a column.
+    """
 
     files: tuple[InputFile, ...]
     kept: pa.Schema
+    columns: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -77,8 +81,8 @@ def plan_input(patterns: Sequence[str], columns: InputColumns, *, limit: int | N
                row_group_bytes: int = ROW_GROUP_BYTES) -> InputPlan:
     """Match the patterns and check every footer.
 
-    An `InputError` names the pattern that matches nothing, or the file and what is wrong with it.  `limit` keeps the
-    first rows only, files sorted by name.
+    An `InputError` names the pattern that matches nothing or whose store can't be used here, or the file and what is
+    wrong with it.  `limit` keeps the first rows only, files sorted by name.
     """
     check_kept_names(columns.keep)
     uris = _matched(patterns)
@@ -89,12 +93,14 @@ def plan_input(patterns: Sequence[str], columns: InputColumns, *, limit: int | N
     return InputPlan(
         files=files if limit is None else tuple(_limited(files, limit)),
         kept=kept_types(schemas, columns.keep),
+        columns=frozenset(name for footer in footers.values() for name in footer.schema.names),
         warnings=tuple(_warnings(footers, row_group_bytes)))
 
 
 def _matched(patterns: Sequence[str]) -> list[str]:
     uris: set[str] = set()
     for pattern in patterns:
+        check_store(pattern, InputError)
         found = [uri for uri in list_files(pattern) if not uri.rpartition("/")[2].startswith((".", "_"))]
         if not found:
             raise InputError(f"input {pattern!r} matches no file (names that begin with '.' or '_' do not count)")

@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from typing import BinaryIO, NoReturn
 
 import pyarrow as pa
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.files import open_stored
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow, asked_columns
-from batchgen_beam.storage.row_identity import open_path
 
 __all__ = ["LINE_EXTENSIONS", "count_lines", "read_lines"]
 
@@ -39,7 +37,7 @@ _BOM = b"\xef\xbb\xbf"
 def _opened(uri: str) -> Iterator[BinaryIO | pa.NativeFile]:
     """The file's content, decompressed by Arrow: Beam's own reader takes a truncated archive for a short one."""
     codec = _CODECS.get(uri[uri.rindex(".") :].lower())
-    with FileSystems.open(open_path(uri), compression_type=CompressionTypes.UNCOMPRESSED) as handle:
+    with open_stored(uri) as handle:
         if codec is None:
             yield handle
             return

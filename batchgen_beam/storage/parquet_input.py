@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.files import open_stored
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow, asked_columns
-from batchgen_beam.storage.row_identity import open_path
 
 __all__ = ["ParquetFooter", "kept_types", "read_footer", "read_row_group"]
 
@@ -39,13 +37,12 @@ class ParquetFooter:
 
 @contextmanager
 def _opened(uri: str) -> Iterator[pq.ParquetFile]:
-    with FileSystems.open(open_path(uri), compression_type=CompressionTypes.UNCOMPRESSED) as handle:
+    with open_stored(uri) as handle:
         try:
-            file = pq.ParquetFile(handle, pre_buffer=False, buffer_size=_READ_BUFFER)
-        except pa.ArrowException as error:
+            with pq.ParquetFile(handle, pre_buffer=False, buffer_size=_READ_BUFFER) as file:
+                yield file
+        except (pa.ArrowException, OSError) as error:
             raise InputError(f"{uri} can't be read as Parquet: {error}") from error
-        with file:
-            yield file
 
 
 def read_footer(uri: str, columns: InputColumns) -> ParquetFooter:

@@ -1,7 +1,7 @@
 """Answers in order to the two files of an output unit.
 
-Owns the conversion of records to the frozen schemas and the writing and removal of a unit's files.  Does not know how
-answers found their unit, nor Beam's transforms.
+Owns the conversion of records to the frozen schemas and the writing, removal and setting aside of units' files.  Does
+not know how answers found their unit, which units a run has, nor Beam's transforms.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen_beam.records import Failure, Outcome, OutputUnit, TokenLogprobs
-from batchgen_beam.storage.files import join, list_files, remove, write_atomically
+from batchgen_beam.storage.files import exists, join, list_below, move, remove, write_atomically
 from batchgen_beam.storage.schemas import FAILURE_SCHEMA, LOGPROBS, RESULT_SCHEMA
-from batchgen_beam.storage.units import FAILURES, RESULTS, PlacedAnswer, published_name
+from batchgen_beam.storage.units import FAILURES, RESULTS, UNIT_FILES, PlacedAnswer, published_name
 
-__all__ = ["PublishedUnit", "failures_table", "publish_unit", "remove_published", "results_table"]
+__all__ = ["STALE_FOLDER", "PublishedUnit", "failures_table", "is_published", "publish_unit", "published_names",
+           "remove_published", "results_table", "set_aside", "stale_folder"]
+
+STALE_FOLDER = "_stale"
 
 Column = Any
 """What pyarrow makes an array of."""
@@ -62,8 +65,32 @@ def publish_unit(output: str, published: PublishedUnit) -> None:
 
 def remove_published(output: str) -> int:
     """Delete every published unit of an output folder; how many files there were."""
-    paths = [uri for folder in (RESULTS, FAILURES) for uri in list_files(join(output, folder, "**.parquet"))]
-    return sum(remove(path) for path in paths)
+    return sum(remove(join(output, kind, name)) for kind in (RESULTS, FAILURES) for name in _names(output, kind))
+
+
+def _names(output: str, kind: str) -> list[str]:
+    return list_below(join(output, kind), UNIT_FILES)
+
+
+def published_names(output: str) -> list[str]:
+    """The `published_name` of every unit that has a file in the folder, sorted."""
+    return sorted({name for kind in (RESULTS, FAILURES) for name in _names(output, kind)})
+
+
+def is_published(output: str, name: str) -> bool:
+    """Whether the unit of this `published_name` has a file."""
+    return any(exists(join(output, kind, name)) for kind in (RESULTS, FAILURES))
+
+
+def stale_folder(output: str, run: str) -> str:
+    """Where a run puts the units that it found and that are not its own; laid out as the output folder itself."""
+    return join(output, STALE_FOLDER, run)
+
+
+def set_aside(output: str, run: str, name: str) -> None:
+    """Move what is published of a unit to the run's `stale_folder`."""
+    for kind in (RESULTS, FAILURES):
+        move(join(output, kind, name), join(stale_folder(output, run), kind, name))
 
 
 def _parquet_bytes(table: pa.Table) -> bytes:
@@ -153,7 +180,7 @@ def _storable(text: str) -> str:
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray[Any, Any]) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
+    return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), pa.int32())
 
 
 def _joined(parts: Sequence[Any], kind: type) -> np.ndarray[Any, Any]:

@@ -1,42 +1,19 @@
-"""What a row is called: normalised file names, ids, and the digest of what decides its answer.
+"""What a row is called: its id, and the digest of what decides its answer.
 
-Owns the three encodings behind them, all of which are durable: a change makes old outputs unrecognisable.
+Owns the encodings behind them, which are durable: a change makes old outputs unrecognisable.
 Does not know Arrow, Beam or where values come from.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
-__all__ = ["FLOAT_COLUMNS", "is_unicode", "normalise_uri", "open_path", "positional_id", "row_digest", "row_id"]
+from batchgen_beam.settings import FLOAT_COLUMNS
 
-FLOAT_COLUMNS: Final = frozenset({"temperature", "top_p"})
-"""Parameters that are real numbers: an integer in them is the same question as the equal float."""
-
-_FILE_SCHEME = "file://"
-
-
-def normalise_uri(path: str) -> str:
-    """One spelling for each file: local paths become `file://` and the absolute path, other schemes are lower-cased.
-
-    Nothing is percent-encoded and links are not resolved.
-    """
-    scheme, separator, rest = path.partition("://")
-    if not separator:
-        return _FILE_SCHEME + os.path.abspath(path)
-    if scheme.lower() == "file":
-        return _FILE_SCHEME + os.path.abspath(rest)
-    return f"{scheme.lower()}://{rest}"
-
-
-def open_path(uri: str) -> str:
-    """What Beam's file systems open: local files by their path, everything else by its URI."""
-    return uri.removeprefix(_FILE_SCHEME)
+__all__ = ["is_unicode", "positional_id", "row_digest", "row_id"]
 
 
 def positional_id(uri: str, row_group: int, row: int) -> str:

@@ -1,4 +1,4 @@
-"""The files that say what an output folder is: `fingerprint.json`, `run.json`, `_runs/<run>.json`, `_SUCCESS`.
+"""The files that say what an output folder is: `fingerprint.json`, `run.json`, `_SUCCESS`, and `_runs/`.
 
 Owns their names, contents and order of writing.  Does not know Beam's transforms or how counts are made.
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 from batchgen_beam.errors import OutputError
 from batchgen_beam.records import Fingerprint
-from batchgen_beam.storage.files import exists, join, read_bytes, remove, write_atomically
+from batchgen_beam.storage.files import check_store, exists, join, read_bytes, remove, write_atomically
 from batchgen_beam.storage.published import remove_published
 from batchgen_beam.storage.totals import RunTotals
 
-__all__ = ["FINGERPRINT_FILE", "RUN_FILE", "RUN_VERSION", "SUCCESS_FILE", "add_to_report", "check_output", "finish_run",
-           "read_fingerprint", "read_report", "run_report", "start_run"]
+__all__ = ["FINGERPRINT_FILE", "RUN_FILE", "RUN_VERSION", "SUCCESS_FILE", "check_output", "engine_file", "finish_run",
+           "read_fingerprint", "read_report", "run_report", "start_run", "write_engine_figures"]
 
 FINGERPRINT_FILE = "fingerprint.json"
 RUN_FILE = "run.json"
@@ -54,7 +54,11 @@ def _refusal(output: str, differences: list[str]) -> str:
 
 
 def read_fingerprint(output: str) -> Fingerprint | None:
-    """The content print that the folder was made under; None where there is none yet."""
+    """The content print that the folder was made under; None where there is none yet.
+
+    An `OutputError` says that the folder's store can't be used here, or that the file is damaged.
+    """
+    check_store(output, OutputError)
     path = join(output, FINGERPRINT_FILE)
     if not exists(path):
         return None
@@ -84,9 +88,14 @@ def read_report(output: str, run: str) -> dict[str, Any]:
     return report
 
 
-def add_to_report(output: str, run: str, facts: Mapping[str, object]) -> None:
-    """Put what only the launcher knows into the reports of a finished run."""
-    finish_run(output, {**read_report(output, run), **facts})
+def engine_file(output: str, run: str) -> str:
+    """The path of what the run's engines did."""
+    return join(output, RUNS_FOLDER, f"{run}.engine.json")
+
+
+def write_engine_figures(output: str, run: str, figures: Mapping[str, object]) -> None:
+    """Write what the launcher alone knows once the workers have ended; the run's reports stay as they are."""
+    write_atomically(engine_file(output, run), _json_bytes(figures))
 
 
 def _json_bytes(value: Mapping[str, object]) -> bytes:

@@ -21,7 +21,8 @@ class RunTotals:
 
     `rows` come from the manifests, `results` and `failures` from what was published.  `collapsed` are repeated equal
     answers of one row key, `conflicts` repeated answers that differed; `repeated_ids` are ids that occur more than once
-    anywhere in the input, `repeated_id_rows` all rows that have one of them.
+    anywhere in the input, `repeated_id_rows` all rows that have one of them.  `stale_units` are units of earlier runs
+    that are not in this one and were set aside.
     """
 
     units: int = 0
@@ -36,6 +37,7 @@ class RunTotals:
     conflicts: int = 0
     repeated_ids: int = 0
     repeated_id_rows: int = 0
+    stale_units: int = 0
 
     @property
     def failed(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from batchgen_beam.records import InputRow, OutputUnit, RowKey, RowPosition
+from batchgen_beam.records import InputRow, OutputUnit, RowKey
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow
 from batchgen_beam.storage.row_identity import positional_id, row_digest, row_id
 from batchgen_beam.storage.units import Manifest, Placement, unit_text
@@ -57,7 +57,7 @@ class _OpenUnit:
 def _input_row(raw: RawRow, unit: OutputUnit, id_column: str) -> InputRow:
     uuid, problem = _identified(raw, unit, id_column)
     digest = row_digest(raw.values if raw.line is None else {"line": raw.line})
-    return InputRow(key=RowKey(uuid, digest), position=RowPosition(unit, raw.row), values=raw.values, problem=problem)
+    return InputRow(key=RowKey(uuid, digest), values=raw.values, problem=problem)
 
 
 def _identified(raw: RawRow, unit: OutputUnit, id_column: str) -> tuple[str, str | None]:

@@ -11,23 +11,19 @@ from dataclasses import dataclass
 from batchgen_beam.errors import InputError
 from batchgen_beam.records import Answer, OutputUnit, RowKey
 
-__all__ = ["FAILURES", "RESULTS", "Manifest", "PlacedAnswer", "Placement", "check_distinct_paths", "parse_unit",
+__all__ = ["FAILURES", "RESULTS", "UNIT_FILES", "Manifest", "PlacedAnswer", "Placement", "check_distinct_paths",
            "published_name", "ranked_key", "unit_text"]
 
 RESULTS = "results"
 FAILURES = "failures"
 
+UNIT_FILES = "**/rg-*-s-*.parquet"
+"""The pattern of every unit's file below `results/` or `failures/`; other files there are the user's."""
+
 
 def unit_text(unit: OutputUnit) -> str:
     """The unit as a key: its shard's URI and the name of its file.  No two units share one."""
     return f"{unit.shard}#{_file_stem(unit)}"
-
-
-def parse_unit(text: str) -> OutputUnit:
-    """The inverse of `unit_text`."""
-    shard, _, stem = text.rpartition("#")
-    _, row_group, _, slice_index = stem.split("-")
-    return OutputUnit(shard, int(row_group), int(slice_index))
 
 
 def published_name(unit: OutputUnit) -> str:

@@ -1,6 +1,7 @@
-"""The end of a run, inside the pipeline: counts summed, reports written, then `_SUCCESS`.
+"""The end of a run, inside the pipeline: counts summed, units of earlier runs set aside, reports, then `_SUCCESS`.
 
-Owns the summing and the check that counts balance.  Does not know how units are published.  Counts come from
+Owns the summing and the checks that `_SUCCESS` stands for: every row of the input was read, every row that was read is
+published, and the published files are those of this run.  Does not know how units are published.  Counts come from
 collections: Beam's metrics count attempts, so a retried bundle would count twice.
 """
 
@@ -13,11 +14,16 @@ import apache_beam as beam
 
 from batchgen_beam.errors import PublishError
 from batchgen_beam.records import RowKey
+from batchgen_beam.storage.published import is_published, published_names, set_aside, stale_folder
 from batchgen_beam.storage.run_files import finish_run, run_report
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import Placement
+from batchgen_beam.transforms.publish import UnitReport
 
-__all__ = ["CountRepeatedIds", "FinishRun"]
+__all__ = ["CountRepeatedIds", "FinishRun", "check_totals"]
+
+IN_RUN = "in this run"
+FOUND = "found in the folder"
 
 
 def _id_of(placed: tuple[str, Placement]) -> tuple[str, int]:
@@ -62,6 +68,50 @@ class SumTotals(beam.CombineFn):
         return accumulator
 
 
+def check_totals(totals: RunTotals, rows: int | None) -> RunTotals:
+    """The totals, if they hold every row of the input (`rows`, None: not known) and each is published once."""
+    if rows is not None and totals.rows != rows:
+        raise PublishError(f"the input files hold {rows} rows, but {totals.rows} were read")
+    if not totals.balanced:
+        raise PublishError(f"{totals.rows} rows were read, but {totals.results} results and {totals.failed} "
+                           "failures were published")
+    return totals
+
+
+class ListPublished(beam.DoFn):
+    """The checked sum -> (published name, FOUND) of every unit that has files now, or that this run has set aside.
+
+    The latter were found by an earlier attempt: a retried stage counts them again.
+    """
+
+    def __init__(self, output: str, run: str) -> None:
+        self._folders = (output, stale_folder(output, run))
+
+    def process(self, totals: RunTotals) -> Iterator[tuple[str, str]]:
+        """`totals` only says that every unit of the run is published."""
+        for folder in self._folders:
+            for name in published_names(folder):
+                yield name, FOUND
+
+
+class SetAside(beam.DoFn):
+    """(published name, marks) -> `stale_units`; units of this run stay, others go to its stale folder."""
+
+    def __init__(self, output: str, run: str) -> None:
+        self._output = output
+        self._run = run
+
+    def process(self, group: tuple[str, Iterable[str]]) -> Iterator[RunTotals]:
+        """One for each unit that is not in this run; safe to repeat."""
+        name, marks = group[0], set(group[1])
+        if IN_RUN not in marks:
+            set_aside(self._output, self._run, name)
+            yield RunTotals(stale_units=1)
+        elif FOUND not in marks and not is_published(self._output, name):
+            raise PublishError(f"unit {name} was published and is gone from {self._output}: another run with other "
+                               "inputs works on that folder. Run this one again when it has ended")
+
+
 class WriteRun(beam.DoFn):
     """The one element of the sum becomes the run's files."""
 
@@ -73,29 +123,51 @@ class WriteRun(beam.DoFn):
 
     def process(self, totals: RunTotals) -> Iterator[RunTotals]:
         """The sum again, once `_SUCCESS` stands."""
-        if not totals.balanced:
-            raise PublishError(f"{totals.rows} rows were read, but {totals.results} results and {totals.failed} "
-                               "failures were published")
         finished = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="seconds")
         finish_run(self._output, run_report(self._run, {**self._facts, "finished": finished}, totals))
         yield totals
 
 
-class FinishRun(beam.PTransform):
-    """Collections of RunTotals -> the sum, `_runs/<run>.json`, `run.json` and `_SUCCESS` written.
+def _in_run(report: UnitReport) -> tuple[str, str]:
+    return report[0], IN_RUN
 
-    `facts` is what else the report says (JSON values); `clock` gives seconds since the epoch.  No unit at all is a
-    finished run of zero rows.
+
+class FinishRun(beam.PTransform):
+    """UnitReports, then collections of RunTotals -> the sum, once `_runs/<run>.json`, `run.json`, `_SUCCESS` stand.
+
+    `rows` is what the input's footers promise (None: not known); `facts` is what else the report says (JSON values);
+    `clock` gives seconds since the epoch.  No unit at all is a finished run of zero rows.  Units that an earlier run
+    published and this one did not are moved to `_stale/<run>/` first.
     """
 
-    def __init__(self, output: str, run: str, facts: Mapping[str, object], *, clock: Callable[[], float]) -> None:
+    def __init__(self, output: str, run: str, facts: Mapping[str, object], *, rows: int | None,
+                 clock: Callable[[], float]) -> None:
         super().__init__()
+        self._output = output
+        self._run = run
+        self._rows = rows
         self._write = WriteRun(output, run, facts, clock)
 
-    def expand(self, totals: Sequence[beam.PCollection]) -> beam.PCollection:
+    def expand(self, inputs: Sequence[beam.PCollection]) -> beam.PCollection:
         """See the class."""
-        return (
-            tuple(totals)
+        units, *others = inputs
+        checked = (
+            (units | "UnitTotals" >> beam.Values(), *others)
             | "AllTotals" >> beam.Flatten()
             | "Sum" >> beam.CombineGlobally(SumTotals())
+            | "CheckTotals" >> beam.Map(check_totals, self._rows).with_output_types(RunTotals))
+        return (
+            (checked, self._stale_units(units, checked))
+            | "WithStale" >> beam.Flatten()
+            | "SumAll" >> beam.CombineGlobally(SumTotals())
             | "WriteRun" >> beam.ParDo(self._write).with_output_types(RunTotals))
+
+    def _stale_units(self, units: beam.PCollection, checked: beam.PCollection) -> beam.PCollection:
+        in_run = units | "InRun" >> beam.Map(_in_run).with_output_types(tuple[str, str])
+        found = checked | "ListPublished" >> beam.ParDo(ListPublished(self._output, self._run)).with_output_types(
+            tuple[str, str])
+        return (
+            (in_run, found)
+            | "Units" >> beam.Flatten()
+            | "ByUnit" >> beam.GroupByKey()
+            | "SetAside" >> beam.ParDo(SetAside(self._output, self._run)).with_output_types(RunTotals))

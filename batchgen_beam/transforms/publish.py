@@ -10,16 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from batchgen_beam.batch_order import batch_matches_expected_uuid_order
+from batchgen_beam.batch_order import batch_matches_expected_uuid_order, local_indices_to_uuid_order
 from batchgen_beam.errors import PublishError
 from batchgen_beam.records import RowKey
 from batchgen_beam.storage.published import PublishedUnit, publish_unit
 from batchgen_beam.storage.totals import RunTotals
-from batchgen_beam.storage.units import Manifest, PlacedAnswer, unit_text
+from batchgen_beam.storage.units import Manifest, PlacedAnswer, published_name, unit_text
 from batchgen_beam.transforms.exchange import GroupParcels
 from batchgen_beam.transforms.wire import unpack
 
-__all__ = ["Publish", "restore_order"]
+__all__ = ["Publish", "UnitReport", "restore_order"]
+
+UnitReport = tuple[str, RunTotals]
+"""A unit's `published_name` and its counts."""
 
 _NAMED = 5
 """So many rows are named in an error."""
@@ -35,22 +38,29 @@ def restore_order(manifest: Manifest, placed: Sequence[PlacedAnswer]) -> list[Pl
     arrival = {place.name: index for index, place in enumerate(placed)}
     order = sorted(range(len(placed)), key=lambda index: placed[index].row)
     if not batch_matches_expected_uuid_order(order, expected, arrival):
-        raise PublishError(f"unit {unit_text(manifest.unit)}: {_mismatch(expected, placed, order)}")
+        stood = local_indices_to_uuid_order(order, {index: place.name for index, place in enumerate(placed)})
+        raise PublishError(f"unit {unit_text(manifest.unit)}: {_mismatch(expected, [name for name in stood if name])}")
     return [placed[index] for index in order]
 
 
-def _mismatch(expected: Sequence[str], placed: Sequence[PlacedAnswer], order: Sequence[int]) -> str:
-    wanted = set(expected)
-    found = Counter(place.name for place in placed)
-    wrong = [
-        ("without answer", [name for name in expected if name not in found]),
-        ("foreign to it", sorted(found.keys() - wanted)),
-        ("answered twice", [name for name, count in found.items() if count > 1]),
-        ("out of order", [name for name, index in zip(expected, order, strict=False) if placed[index].name != name]),
-    ]
-    what, names = next((what, names) for what, names in wrong if names)
-    rows = ", ".join(repr(RowKey.parse(name.rpartition("#")[0]).uuid) for name in names[:_NAMED])
-    return f"{len(names)} row{'s' if len(names) > 1 else ''} {what}: {rows}{', ...' if len(names) > _NAMED else ''}"
+def _mismatch(expected: Sequence[str], stood: Sequence[str]) -> str:
+    what, rows = next((what, rows) for what, rows in _faults(expected, stood) if rows)
+    more = ", ..." if len(rows) > _NAMED else ""
+    return f"{len(rows)} row{'s' if len(rows) > 1 else ''} {what}: {', '.join(rows[:_NAMED])}{more}"
+
+
+def _faults(expected: Sequence[str], stood: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each kind of fault with its rows, worst first; once the first three are excluded, the order alone is wrong."""
+    found = Counter(stood)
+    yield "without answer", [_quoted(name) for name in expected if name not in found]
+    yield "foreign to it", [_quoted(name) for name in sorted(found.keys() - set(expected))]
+    yield "answered twice", [_quoted(name) for name, count in found.items() if count > 1]
+    yield "out of order", [f"{_quoted(name)} stands where {_quoted(wanted)} belongs"
+                           for wanted, name in zip(expected, stood, strict=True) if wanted != name]
+
+
+def _quoted(name: str) -> str:
+    return repr(RowKey.parse(name.rpartition("#")[0]).uuid)
 
 
 class PublishUnit(beam.DoFn):
@@ -60,8 +70,8 @@ class PublishUnit(beam.DoFn):
         self._output = output
         self._model = model
 
-    def process(self, group: tuple[str, Iterable[bytes]]) -> Iterator[RunTotals]:
-        """The unit's `RunTotals`, once its files stand."""
+    def process(self, group: tuple[str, Iterable[bytes]]) -> Iterator[UnitReport]:
+        """The unit's report, once its files stand."""
         text, packed = group
         parcels = [unpack(parcel) for parcel in packed]
         manifest = next((parcel for parcel in parcels if isinstance(parcel, Manifest)), None)
@@ -72,11 +82,11 @@ class PublishUnit(beam.DoFn):
         ordered = restore_order(manifest, placed)
         publish_unit(self._output, PublishedUnit(unit=manifest.unit, model=self._model, placed=ordered,
                                                  kept=manifest.kept))
-        yield RunTotals.of_unit(len(manifest.keys), ordered)
+        yield published_name(manifest.unit), RunTotals.of_unit(len(manifest.keys), ordered)
 
 
 class Publish(beam.PTransform):
-    """(unit text, Manifest), (unit text, PlacedAnswer) -> RunTotals of each unit, its files written below `output`.
+    """(unit text, Manifest), (unit text, PlacedAnswer) -> UnitReport of each unit, its files written below `output`.
 
     `model` is the name for the results' column of that name.
     """
@@ -88,5 +98,5 @@ class Publish(beam.PTransform):
 
     def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
         """`inputs` are manifests and placed answers."""
-        publish = beam.ParDo(PublishUnit(self._output, self._model)).with_output_types(RunTotals)
+        publish = beam.ParDo(PublishUnit(self._output, self._model)).with_output_types(UnitReport)
         return inputs | "ByUnit" >> GroupParcels() | "PublishUnit" >> publish

@@ -10,7 +10,7 @@ import pytest
 
 from batchgen_beam.pipelines.main import FATAL, OK, ROWS_FAILED, USER_ERROR, main
 from batchgen_beam.text.fake_folder import write_fake_folder
-from tests.support.jobs import published, questions, report, run_flags, timeless, write_rows
+from tests.support.jobs import engine_figures, published, questions, report, run_flags, timeless, write_rows
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -103,7 +103,7 @@ def test_two_processes_give_the_bits_of_one(model: Path, tmp_path: Path) -> None
     more = ("--direct_num_workers=2", "--direct_running_mode=multi_processing", "--lanes=4")
     assert main(run_flags(tmp_path / "a.parquet", two, model, *more)) == OK
     assert timeless(published(two)) == timeless(published(one))
-    assert 1 <= report(two)["engine"]["engines"] <= 2
+    assert 1 <= engine_figures(two)["engines"] <= 2
 
 
 def test_limit_reads_the_first_rows(model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whole small files."""
+"""Names of files, and whole small files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,59 @@ from pathlib import Path
 
 import pytest
 
-from batchgen_beam.storage.files import exists, join, list_files, read_bytes, remove, write_atomically
+from batchgen_beam.errors import InputError, OutputError
+from batchgen_beam.storage.files import (
+    check_store,
+    exists,
+    join,
+    list_below,
+    list_files,
+    move,
+    normalise_uri,
+    read_bytes,
+    remove,
+    write_atomically,
+)
+
+
+def test_local_names_have_one_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative, absolute, dotted and file:// names of a file are one URI; remote names keep their spelling."""
+    monkeypatch.chdir(tmp_path)
+    wanted = f"file://{tmp_path}/a b.parquet"
+    spellings = "a b.parquet", "./a b.parquet", f"{tmp_path}/x/../a b.parquet", f"FILE://{tmp_path}/a b.parquet"
+    for name in (*spellings, wanted):
+        assert normalise_uri(name) == wanted
+    assert normalise_uri("GS://Bucket/Key%20x") == "gs://Bucket/Key%20x"
+
+
+def test_a_store_without_client_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    """An unknown scheme, or a known one whose client is not installed, is refused by URI and remedy, as asked."""
+    check_store(str(tmp_path / "not there yet"), OutputError)
+    with pytest.raises(InputError, match=r"nonsense://a/b can't be reached: use a local path or one of gs://, s3://"):
+        check_store("nonsense://a/b", InputError)
+    with pytest.raises(OutputError, match=r"hdfs://a/b can't be reached: .* 'apache-beam\[hadoop\]'"):
+        check_store("HDFS://a/b", OutputError)
+
+
+def test_a_moved_file_is_at_its_new_place_only(tmp_path: Path) -> None:
+    """Moving makes folders, replaces what is there, and is done where the file has gone already."""
+    source, target = str(tmp_path / "a"), str(tmp_path / "x" / "y" / "a")
+    for data in (b"one", b"two"):
+        write_atomically(source, data)
+        move(source, target)
+        assert not exists(source)
+        assert read_bytes(target) == data
+    move(source, target)
+    assert read_bytes(target) == b"two"
+
+
+def test_a_folder_name_is_no_pattern(tmp_path: Path) -> None:
+    """What is listed below a folder is in that folder, whatever characters its name has; names are relative to it."""
+    for name in ("o[1]*", "o[1]x", "o1*"):
+        write_atomically(str(tmp_path / name / "deep" / f"{name[1]}.x"), b"")
+    assert list_below(str(tmp_path / "o[1]*"), "**/*.x") == ["deep/[.x"]
+    assert list_below(f"{tmp_path}/o1*/", "**/*.x") == ["deep/1.x"]
+    assert list_below(str(tmp_path / "none"), "**/*.x") == []
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

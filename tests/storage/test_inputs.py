@@ -12,7 +12,7 @@ from batchgen_beam.errors import InputError, OptionError
 from batchgen_beam.records import OutputUnit
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.storage.inputs import plan_input
-from batchgen_beam.storage.units import Manifest, check_distinct_paths, parse_unit, published_name, unit_text
+from batchgen_beam.storage.units import Manifest, check_distinct_paths, published_name, unit_text
 from tests.support.storing import read_all, write_lines, write_table
 
 
@@ -45,6 +45,12 @@ def test_unusable_patterns_are_named(tmp_path: Path, name: str, message: str) ->
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=message):
         plan_input([f"{tmp_path}/{name}"], InputColumns())
+
+
+def test_an_unreachable_store_is_named_with_its_remedy() -> None:
+    """A pattern of a scheme that nothing here can open is the user's mistake, not a crash."""
+    with pytest.raises(InputError, match=r"nonsense://b/\*\.parquet can't be reached: use a local path or one of gs://"):
+        plan_input(["nonsense://b/*.parquet"], InputColumns())
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 100])
@@ -84,7 +90,7 @@ def test_units_are_slices_in_order(tmp_path: Path) -> None:
     assert [key for manifest in manifests for key in manifest.keys] == [row.key.text for row in rows]
     assert [(place.rank, place.occurrence) for place in placements] == [(0, 0), (0, 1), (1, 2), (0, 0), (0, 0)]
     assert {place.unit for place in placements} == {unit_text(manifest.unit) for manifest in manifests}
-    assert [row.position.row for row in rows] == [0, 1, 2, 3, 4]
+    assert [place.row for place in placements] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("unit_rows", [7, 1000, 1500, 5000])
@@ -122,7 +128,7 @@ def test_empty_files_and_row_groups_have_no_unit(tmp_path: Path) -> None:
 def test_unit_names_mirror_the_input() -> None:
     """A unit's text and published path follow from the input alone, and no two inputs share a path."""
     unit = OutputUnit("file:///data/in/a#1.parquet", 3, 12)
-    assert parse_unit(unit_text(unit)) == unit
+    assert unit_text(unit) == "file:///data/in/a#1.parquet#rg-000003-s-0012"
     assert published_name(unit) == "data/in/a#1.parquet/rg-000003-s-0012.parquet"
     assert published_name(OutputUnit("gs://b/k//x.jsonl", 0, 0)) == "gs/b/k/x.jsonl/rg-000000-s-0000.parquet"
     with pytest.raises(InputError, match="relative part"):

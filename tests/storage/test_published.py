@@ -21,12 +21,16 @@ from batchgen_beam.records import (
 from batchgen_beam.storage.published import (
     PublishedUnit,
     failures_table,
+    is_published,
     publish_unit,
+    published_names,
     remove_published,
     results_table,
+    set_aside,
+    stale_folder,
 )
 from batchgen_beam.storage.schemas import FAILURE_SCHEMA, RESULT_SCHEMA
-from batchgen_beam.storage.units import PlacedAnswer
+from batchgen_beam.storage.units import PlacedAnswer, published_name
 from tests.support.storing import outcome
 
 UNIT = OutputUnit("file:///in/a.parquet", 2, 1)
@@ -153,9 +157,23 @@ def test_files_without_rows_do_not_exist(tmp_path: Path) -> None:
 def test_removing_published_leaves_the_rest(tmp_path: Path) -> None:
     """Only published units are removed."""
     publish_unit(str(tmp_path), unit_of(placed(0, outcome(RowKey("id-0", "d"))), placed(1, failure(1))))
-    (tmp_path / "notes.parquet").touch()
+    for name in ("notes.parquet", "results/mine.parquet"):
+        (tmp_path / name).touch()
     assert remove_published(str(tmp_path)) == 2
-    assert found(tmp_path) == ["notes.parquet"]
+    assert found(tmp_path) == ["notes.parquet", "results/mine.parquet"]
+
+
+def test_a_unit_is_set_aside_whole(tmp_path: Path) -> None:
+    """Both files of a unit move to the run's stale folder under the same names; again changes nothing."""
+    output, name = str(tmp_path), published_name(UNIT)
+    publish_unit(output, unit_of(placed(0, outcome(RowKey("id-0", "d"))), placed(1, failure(1))))
+    assert published_names(output) == [name]
+    for _ in range(2):
+        assert is_published(output, name) == (_ == 0)
+        set_aside(output, "r", name)
+        assert found(tmp_path) == [f"_stale/r/failures/{name}", f"_stale/r/results/{name}"]
+    assert published_names(output) == []
+    assert published_names(stale_folder(output, "r")) == [name]
 
 
 def found(folder: Path) -> list[str]:

@@ -1,10 +1,9 @@
-"""Ids, digests and normalised names."""
+"""Ids and digests."""
 
 from __future__ import annotations
 
 import itertools
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 
 from batchgen_beam.storage.row_identity import (
     is_unicode,
-    normalise_uri,
-    open_path,
     positional_id,
     row_digest,
     row_id,
@@ -23,18 +20,6 @@ from batchgen_beam.storage.row_identity import (
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4), max_leaves=8)
-
-
-def test_local_names_have_one_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative, absolute, dotted and file:// names of a file are one URI; remote names keep their spelling."""
-    monkeypatch.chdir(tmp_path)
-    wanted = f"file://{tmp_path}/a b.parquet"
-    spellings = "a b.parquet", "./a b.parquet", f"{tmp_path}/x/../a b.parquet", f"FILE://{tmp_path}/a b.parquet"
-    for name in (*spellings, wanted):
-        assert normalise_uri(name) == wanted
-    assert open_path(wanted) == f"{tmp_path}/a b.parquet"
-    assert normalise_uri("GS://Bucket/Key%20x") == "gs://Bucket/Key%20x"
-    assert open_path("s3://bucket/key") == "s3://bucket/key"
 
 
 def test_positional_ids_are_uuids_of_the_whole_position() -> None:

@@ -10,7 +10,14 @@ import pytest
 from batchgen_beam.errors import ErrorCode, OutputError
 from batchgen_beam.records import Failure, Fingerprint, OutputUnit, RowKey
 from batchgen_beam.storage.published import PublishedUnit, publish_unit
-from batchgen_beam.storage.run_files import finish_run, read_fingerprint, run_report, start_run
+from batchgen_beam.storage.run_files import (
+    finish_run,
+    read_fingerprint,
+    read_report,
+    run_report,
+    start_run,
+    write_engine_figures,
+)
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import PlacedAnswer
 from tests.support.storing import outcome
@@ -69,7 +76,25 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert report == {"version": 1, "run": "r", "model": "m", "counts": {
         "units": 1, "rows": 3, "results": 2, "failures": {"EMPTY_PROMPT": 1}, "finish_reasons": {}, "prompt_tokens": 0,
         "cached_tokens": 0, "completion_tokens": 0, "collapsed": 0, "conflicts": 0, "repeated_ids": 0,
-        "repeated_id_rows": 0, "failed": 1}}
+        "repeated_id_rows": 0, "stale_units": 0, "failed": 1}}
+
+
+def test_engine_figures_leave_the_reports_alone(tmp_path: Path) -> None:
+    """What the launcher adds after the end has a file of its own: a newer run's report is never replaced."""
+    for run in ("old", "new"):
+        finish_run(str(tmp_path), run_report(run, {}, RunTotals()))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_engine_figures(str(tmp_path), "old", {"steps": 3})
+    assert {path: path.read_bytes() for path in before} == before
+    assert json.loads((tmp_path / "_runs" / "old.engine.json").read_text()) == {"steps": 3}
+    assert read_report(str(tmp_path), "old")["run"] == "old"
+    assert json.loads((tmp_path / "run.json").read_text())["run"] == "new"
+
+
+def test_an_unreachable_output_is_refused() -> None:
+    """An output whose store can't be opened here is the user's mistake, with the remedy."""
+    with pytest.raises(OutputError, match=r"nonsense://out can't be reached: use a local path"):
+        start_run("nonsense://out", OURS)
 
 
 def test_totals_add_up_in_any_order() -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from batchgen_beam.records import InputRow, OutputUnit, Prompt, RowKey, RowPosition, SamplingParams, token_array
+from batchgen_beam.records import InputRow, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings, GenerationDefaults
 from batchgen_beam.transforms.generate import GenerateLane
 from batchgen_beam.transforms.host import HostHandle, HostSettings
@@ -35,9 +35,7 @@ def make_prompt(index: int, *, max_tokens: int = 24, **params: float) -> Prompt:
 
 def input_row(index: int, **values: object) -> InputRow:
     """An input row with the given values."""
-    position = RowPosition(OutputUnit("file:///in.parquet", 0, 0), index)
-    return InputRow(key=RowKey(f"row-{index}", hashlib.sha256(repr(values).encode()).hexdigest()), position=position,
-                    values=values)
+    return InputRow(key=RowKey(f"row-{index}", hashlib.sha256(repr(values).encode()).hexdigest()), values=values)
 
 
 @dataclass

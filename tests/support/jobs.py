@@ -52,6 +52,12 @@ def report(output: Path) -> dict[str, Any]:
     return found
 
 
+def engine_figures(output: Path) -> dict[str, Any]:
+    """What the engines of the latest run did."""
+    found: dict[str, Any] = json.loads((output / "_runs" / f"{report(output)['run']}.engine.json").read_text())
+    return found
+
+
 def published(output: Path, kind: str = "results") -> list[dict[str, Any]]:
     """All rows of the published files, files by name, rows as they stand."""
     files = sorted(path for path in (output / kind).rglob("rg-*.parquet") if path.is_file())

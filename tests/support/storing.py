@@ -26,7 +26,7 @@ from batchgen_beam.records import (
     token_array,
 )
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.inputs import plan_input, read_task
+from batchgen_beam.storage.inputs import InputPlan, plan_input, read_task
 from batchgen_beam.storage.unit_reader import read_units
 from batchgen_beam.storage.units import Manifest, Placement
 from batchgen_beam.transforms.finish import CountRepeatedIds, FinishRun
@@ -68,6 +68,10 @@ def answer_row(row: InputRow) -> Keyed:
     return row.key.text, outcome(row.key, text=f"re: {prompt}")
 
 
+def _as_planned(plan: InputPlan) -> InputPlan:
+    return plan
+
+
 def unchanged(keyed: Keyed) -> Iterator[Keyed]:
     """No tampering."""
     yield keyed
@@ -101,20 +105,22 @@ def read_all(path: Path | str, columns: InputColumns | None = None, *,
 
 
 def run_storage(patterns: Sequence[Path | str], output: Path, *, columns: InputColumns | None = None,
-                unit_rows: int = 10_000, answer: Callable[[InputRow], Keyed] = answer_row,
+                unit_rows: int = 10_000, limit: int | None = None, run: str = "run-1",
+                answer: Callable[[InputRow], Keyed] = answer_row,
+                tamper_plan: Callable[[InputPlan], InputPlan] = _as_planned,
                 tamper: Tamper = unchanged,
                 tamper_placed: Callable[[tuple[str, Any]], Iterable[tuple[str, Any]]] | None = None) -> dict[str, Any]:
     """Read, answer, route, publish and finish on the local runner; gives the counts of run.json."""
     columns = columns or InputColumns()
-    plan = plan_input([str(pattern) for pattern in patterns], columns)
+    plan = plan_input([str(pattern) for pattern in patterns], columns, limit=limit)
     with local_pipeline() as pipeline:
-        read: ReadOutputs = pipeline | ReadShards(plan, columns, unit_rows=unit_rows)
+        read: ReadOutputs = pipeline | ReadShards(tamper_plan(plan), columns, unit_rows=unit_rows)
         answers = (read.rows | beam.Map(answer) | beam.Reshuffle()
                    | beam.FlatMap(tamper).with_output_types(tuple[str, Answer]))
         routed: Routed = (read.placements, answers) | RouteToUnits(rows=plan.rows)
         placed = routed.placed if tamper_placed is None else routed.placed | "Tamper" >> beam.FlatMap(tamper_placed)
         units = (read.manifests, placed) | Publish(str(output), model="fake")
         totals = (units, routed.totals, read.placements | CountRepeatedIds())
-        _ = totals | FinishRun(str(output), "run-1", {"model": "fake"}, clock=noon)
+        _ = totals | FinishRun(str(output), run, {"model": "fake"}, rows=plan.rows, clock=noon)
     report: dict[str, Any] = json.loads((output / "run.json").read_text())["counts"]
     return report

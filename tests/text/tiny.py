@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from batchgen_beam.records import InputRow, OutputUnit, RowKey, RowPosition
+from batchgen_beam.records import InputRow, RowKey
 from batchgen_beam.settings import GenerationDefaults
 from batchgen_beam.text import tokenizer as text_tokenizer
 from batchgen_beam.text.model_files import ModelDefaults
@@ -82,5 +82,4 @@ def preparer(tokenizer: text_tokenizer.Tokenizer, source: str | None = CHATML, *
 
 def row(problem: str | None = None, **values: object) -> InputRow:
     """An input row of these values."""
-    unit = OutputUnit("shard.parquet", 0, 0)
-    return InputRow(key=RowKey("id", "digest"), position=RowPosition(unit, 0), values=values, problem=problem)
+    return InputRow(key=RowKey("id", "digest"), values=values, problem=problem)

@@ -177,7 +177,7 @@ def test_positions_that_contradict_the_manifest_fail_by_name() -> None:
     manifest = Manifest(unit=unit, keys=tuple(key.text for key in keys))
     rows = {"x": 0, "y": 2, "z": 1}
     places = [PlacedAnswer(row=rows[key.uuid], rank=0, occurrence=0, answers=(outcome(key),)) for key in keys]
-    with pytest.raises(PublishError, match="2 rows out of order: 'y', 'z'"):
+    with pytest.raises(PublishError, match="2 rows out of order: 'z' stands where 'y' belongs, 'y' stands"):
         restore_order(manifest, places)
 
 

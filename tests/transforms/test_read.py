@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from batchgen_beam.errors import PublishError
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.inputs import plan_input
+from batchgen_beam.storage.inputs import InputPlan, plan_input
 from batchgen_beam.storage.totals import RunTotals
-from batchgen_beam.transforms.finish import WriteRun
+from batchgen_beam.transforms.finish import check_totals
 from batchgen_beam.transforms.read import ReadShards
 from tests.support.jobs import published
-from tests.support.storing import local_pipeline, noon, read_all, run_storage, write_lines, write_table
+from tests.support.storing import local_pipeline, read_all, run_storage, write_lines, write_table
 
 
 @pytest.fixture
@@ -82,8 +83,22 @@ def test_running_again_gives_the_same_files(inputs: Path) -> None:
     assert [row["note"] for row in published(inputs / "out")] == list(range(25))
 
 
-def test_counts_that_do_not_balance_stop_the_run(tmp_path: Path) -> None:
+def test_counts_that_do_not_balance_stop_the_run() -> None:
     """A row that is neither answered nor failed is never covered by `_SUCCESS`."""
     with pytest.raises(PublishError, match="3 rows were read, but 1 results and 1 failures"):
-        list(WriteRun(str(tmp_path), "r", {}, noon).process(RunTotals(rows=3, results=1, failures={"CANCELLED": 1})))
-    assert list(tmp_path.iterdir()) == []
+        check_totals(RunTotals(rows=3, results=1, failures={"CANCELLED": 1}), rows=None)
+
+
+def without_last_file(plan: InputPlan) -> InputPlan:
+    """A plan whose last file is never read."""
+    return replace(plan, files=plan.files[:-1])
+
+
+def test_a_lost_read_stops_the_run(tmp_path: Path) -> None:
+    """Rows that vanish with their unit, answers and manifest alike, are missed against the footers."""
+    for name in "ab":
+        write_table(tmp_path / f"{name}.parquet", {"prompt": ["p", "q", "r"]})
+    with pytest.raises(RuntimeError, match="the input files hold 6 rows, but 3 were read"):
+        run_storage([tmp_path / "*.parquet"], tmp_path / "out", tamper_plan=without_last_file)
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert not (tmp_path / "out" / "run.json").exists()
