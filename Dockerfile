@@ -1,6 +1,7 @@
 # A Beam SDK worker with the package and its locked environment.
 #   CPU:  docker build -t batchgen-beam .
 #   CUDA: docker build -t batchgen-beam --build-arg BASE=nvidia/cuda:13.2.0-base-ubuntu24.04 .
+# Only the steps of the CPU image have been exercised, and in this release the engine runs on the CPU in either.
 # The base needs Python PYTHON with venv, or apt-get to install it.
 ARG PYTHON=3.12
 ARG BEAM=2.77.0

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 from batchgen_beam.errors import ErrorCode
+from batchgen_beam.pipelines.main import OK, main
 from batchgen_beam.pipelines.options import OPTIONS
 from batchgen_beam.settings import PARAMETER_COLUMNS
 from batchgen_beam.storage.schemas import FAILURE_SCHEMA, RESULT_SCHEMA
-from tests.package_sources import ROOT
+from tests.package_sources import ROOT, sources
 from tests.readme_commands import README, blocks, commands
 
 
@@ -59,6 +62,39 @@ def test_continued_lines_and_comments() -> None:
 def test_every_failure_code_is_explained(text: str) -> None:
     """The table of codes is the enumeration, in its order."""
     assert first_cells(section(text, "Result columns")) == [str(code) for code in ErrorCode]
+
+
+def test_codes_that_no_code_gives_are_marked_as_reserved(text: str) -> None:
+    """A code is reserved exactly as long as nothing in the package names it but its own definition."""
+    package = [source for name, source in sources().items() if name != "batchgen_beam.errors"]
+    unused = [code for code in ErrorCode if not any(re.search(rf"ErrorCode\.{code}\b", source) for source in package)]
+    assert re.findall(r"^\| `(\w+)` \|.*\(reserved\) \|$", section(text, "Result columns"), re.M) == unused
+
+
+@pytest.mark.smollm2
+@pytest.mark.timeout(300)
+def test_the_printed_example_is_what_the_commands_print(
+        text: str, smollm2_gguf: Path, smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """The example's command gives an answer for each printed id, in that order, and the printed failures to the letter.
+
+    The answers' words are those of one processor; another one may round other logits to the top.
+    """
+    [line] = [line for line in commands(text) if line.startswith(".venv/bin/batchgen-beam run")]
+    changed = {".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf": str(smollm2_gguf), "out/reviews": str(tmp_path)}
+    arguments = [changed.get(word, word) for word in shlex.split(line)[1:]]
+    monkeypatch.chdir(ROOT)
+    assert main([*arguments, f"--model-cache={smollm2_folder.parent}"]) == OK
+    capsys.readouterr()
+    runpy.run_path("examples/show_results.py")["show"](tmp_path, ["ticket_id"])
+    shown = capsys.readouterr().out.splitlines()
+    [printed] = [body.splitlines() for _, body in blocks(text, "text") if "review-00" in body]
+    assert len(shown) == len(printed) == 20
+    assert shown[-2:] == printed[-2:]
+    answer = re.compile(r'(\S+) +(?:length|stop) +".+"')
+    ids = [[found[1] for found in map(answer.fullmatch, lines[:-2]) if found] for lines in (shown, printed)]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 18
 
 
 def test_result_and_failure_columns_are_the_schemas(text: str) -> None:
