@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from batchgen_beam.models.llama import LlamaModel
 from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.text.tokenizer import Tokenizer
-from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.loader import load_model
 from tests.determinism.law import Law
 
-GGUF = Path(os.environ.get("BATCHGEN_TEST_GGUF", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 CONTEXT = 1600
 
 
@@ -66,10 +63,9 @@ def tiny_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None
                prompts=rows(count, 500, longest=longest, new_tokens=new_tokens))
 
 
-def smollm2_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32) -> Law:
-    """SmolLM2-135M-Instruct in bfloat16, text prompts cut from a few sentences; no row ends early."""
+def smollm2_law(folder: Path, count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32) -> Law:
+    """SmolLM2-135M-Instruct, converted into `folder`, in bfloat16; random ids as prompts, no row ends early."""
     kernels = TorchKernels(torch.bfloat16, tile_rows=tile_rows)
-    folder = resolve_model(str(GGUF), GGUF.parent)
     model = load_model(folder, kernels)
     vocabulary = Tokenizer.load(folder).vocabulary_size
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=vocabulary, content_print="smollm2", numeric_print="here")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from batchgen_beam.pipelines.main import OK, USER_ERROR, main
 from tests.support.jobs import ROOT, published, report
-
-GGUF = Path(os.environ.get("BATCHGEN_TEST_GGUF", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 BAD_ROWS = {"EMPTY_PROMPT": 1, "INVALID_PARAMETER": 1, "INVALID_ROW": 2, "INVALID_TEXT": 1, "PROMPT_TOO_LONG": 1}
 
@@ -24,12 +21,13 @@ def test_a_missing_model_is_said_with_the_remedy(capsys: pytest.CaptureFixture[s
 @pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.smollm2
-@pytest.mark.skipif(not GGUF.exists(), reason=f"{GGUF} is missing: make test fetches it")
-def test_the_demo_answers_54_rows_and_refuses_6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_answers_54_rows_and_refuses_6(
+        smollm2_gguf: Path, smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each bad row has its code, the doubled id has two answers, and failed rows do not fail the demo."""
     monkeypatch.chdir(ROOT)
     output = tmp_path / "out"
-    assert main(["demo", f"--model={GGUF}", f"--output={output}", f"--model-cache={tmp_path / 'cache'}"]) == OK
+    cache = smollm2_folder.parent
+    assert main(["demo", f"--model={smollm2_gguf}", f"--output={output}", f"--model-cache={cache}"]) == OK
     counts = report(output)["counts"]
     assert (counts["rows"], counts["results"], counts["failed"]) == (60, 54, 6)
     assert counts["failures"] == BAD_ROWS
