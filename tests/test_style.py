@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
+import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-import apache_beam as beam
 import pytest
-from apache_beam.coders import Coder
 
-from tests.package_sources import PACKAGE, functions, source_files, sources
+from batchgen_beam.text.fake_folder import write_fake_folder
+from tests.package_sources import PACKAGE, ROOT, functions, sources
+from tests.support.jobs import questions, run_flags, write_rows
 
 FILE_LINES = 400
 MEDIAN_FILE_LINES = 200
@@ -92,13 +94,16 @@ def test_only_the_pipelines_print() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("module", sorted(
-    name for name in source_files() if name.startswith((f"{PACKAGE}.transforms", f"{PACKAGE}.pipelines"))
-))
-def test_beam_finds_our_classes_by_their_package_name(module: str) -> None:
-    """Beam pickles classes by module: every DoFn, transform and coder lives under `batchgen_beam.`."""
-    loaded = importlib.import_module(module)
-    ours = [value for value in vars(loaded).values()
-            if inspect.isclass(value) and issubclass(value, beam.DoFn | beam.PTransform | Coder)
-            and not value.__module__.startswith("apache_beam")]
-    assert [cls for cls in ours if not cls.__module__.startswith(f"{PACKAGE}.")] == []
+@pytest.mark.timeout(120)
+def test_beam_finds_our_classes_by_their_package_name(tmp_path: Path) -> None:
+    """All that the command hands to Beam is pickled by reference into `batchgen_beam`, from a checkout's root too."""
+    write_rows(tmp_path / "a.parquet", questions(3))
+    arguments = run_flags(tmp_path / "a.parquet", tmp_path / "out", write_fake_folder(tmp_path / "model"))
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.pickled_modules", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    steps = {f"{PACKAGE}.transforms.{name}" for name in ("read", "prepare", "lanes", "generate", "route", "publish")}
+    assert steps <= set(found["job"])
+    assert [module for module in found["job"] if module.split(".")[0] != PACKAGE] == []
+    assert found["strays"] == ["__main__", "pipelines.options"]

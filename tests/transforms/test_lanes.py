@@ -47,7 +47,7 @@ def flink_worker(encoded: bytes, workers: int) -> int:
     return abs(code - (1 << 32) if code >> 31 else code) % workers
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 12])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 12, 24])
 @pytest.mark.parametrize("framed", [False, True], ids=["bare", "length-prefixed"])
 def test_lane_keys_spread_evenly_over_hashing_workers(workers: int, framed: bool) -> None:
     """Any number of lanes, from lane 0 on, differs by at most one lane between two Flink workers."""
