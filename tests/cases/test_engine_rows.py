@@ -46,11 +46,11 @@ def test_one_outcome_per_row_whatever_is_refused() -> None:
     assert "limit is 640" in failures["long"].message
 
 
-def test_pool_without_room_for_one_row_is_refused_at_start() -> None:
-    """Case 39: a pool that can't hold one row of the context limit is refused with both numbers and the remedy."""
+def test_pool_without_room_for_one_page_is_refused_at_start() -> None:
+    """Case 39: a pool that can't hold anything is refused with both numbers and the remedy, before any row waits."""
     model = fake_model(context=640)
-    with pytest.raises(OptionError, match=r"640 tokens .* needs 5120 bytes .* --kv-memory is 4608; raise --kv-memory"):
-        engine(model, kv_memory=kv_bytes(model, 9))
+    with pytest.raises(OptionError, match=r"one KV page .* need 512 bytes, --kv-memory is 511; raise --kv-memory"):
+        engine(model, kv_memory=kv_bytes(model, 1) - 1)
 
 
 def test_limits_are_each_rows_own() -> None:
@@ -95,16 +95,16 @@ def test_row_above_the_watermark_runs_alone() -> None:
 
 
 def test_row_that_never_fits_is_its_own_failure() -> None:
-    """Cases 39, B1: a row that needs more pages than the pool has fails with both numbers; nobody waits for it."""
+    """Cases 39, B1: a row that may outgrow the whole pool fails with both numbers at once; nobody waits for it."""
     model = fake_model(context=640)
-    rig = engine(model, kv_memory=kv_bytes(model, 10))
-    rig._pool = rig._live.pool = KVPool(dict.fromkeys(rig._pool.groups, 6))
-    answers = run(rig, [prompt("large", 400, max_tokens=100), prompt("small", 30)], bound=500)
+    rig = engine(model, kv_memory=kv_bytes(model, 6))
+    answers = run(rig, [prompt("large", 300, max_tokens=85), prompt("fits", 300, max_tokens=84)], bound=500)
     failure = answers["large"]
     assert isinstance(failure, Failure)
     assert failure.code is ErrorCode.CAPACITY_EXCEEDED
-    assert failure.message == "500 tokens need 8 KV pages, the pool has 5"
-    assert isinstance(answers["small"], Outcome)
+    assert "385 tokens" in failure.message
+    assert "holds 384" in failure.message
+    assert isinstance(answers["fits"], Outcome)
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
