@@ -47,9 +47,13 @@ def ended(place: Path) -> dict[str, Ended]:
         "no input": flags("nothing", "out-nothing"),
     }.items()}
     results = {}
-    for name, process in started.items():
-        out, err = process.communicate(timeout=200)
-        results[name] = Ended(process.returncode, out, err)
+    try:
+        for name, process in started.items():
+            out, err = process.communicate(timeout=200)
+            results[name] = Ended(process.returncode, out, err)
+    finally:
+        for process in started.values():
+            process.kill()
     return results
 
 
@@ -88,13 +92,16 @@ def test_an_interrupted_run_ends_with_130(place: Path, number: signal.Signals) -
     """Within 20 s of a Ctrl-C or a termination signal, and saying that the same command goes on."""
     output = Path(f"out-{number.name}")
     process = command(run_flags("long/*.parquet", output, place / "endless", "--progress-interval=0.5"), place)
-    assert process.stderr is not None
-    line = ""
-    while "running 8/8" not in line:
-        line = process.stderr.readline()
-        assert line, "the run ended before it was interrupted"
-    process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    try:
+        assert process.stderr is not None
+        line = ""
+        while "running 8/8" not in line:
+            line = process.stderr.readline()
+            assert line, "the run ended before it was interrupted"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert not (place / output / "_SUCCESS").exists()
