@@ -14,12 +14,12 @@ from apache_beam.testing.util import assert_that
 from batchgen_beam.errors import ErrorCode
 from batchgen_beam.pipelines.main import ROWS_FAILED, main
 from batchgen_beam.records import Answer, Failure, InputRow
+from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms import metrics
 from batchgen_beam.transforms.generate import Generate
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lanes import ToLanes
 from batchgen_beam.transforms.prepare import Prepare
-from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.hosting import host_handle, input_row, make_prompt
 from tests.support.jobs import published, questions, run_flags, write_rows
 

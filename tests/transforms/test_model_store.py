@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchgen_beam.errors import CheckpointError
-from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.text.fake_folder import write_fake_folder
+from batchgen_beam.transforms.model_store import resolve_model
 from tests.weights.gguf_files import VOCABULARY, file_tensors, hub_tensors, metadata, write_gguf
 
 pytestmark = pytest.mark.timeout(60)

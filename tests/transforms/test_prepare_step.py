@@ -9,8 +9,8 @@ from apache_beam.testing.util import assert_that
 
 from batchgen_beam.errors import ErrorCode
 from batchgen_beam.records import Failure, Prompt
-from batchgen_beam.transforms.prepare import Prepare
 from batchgen_beam.text.fake_folder import write_fake_folder
+from batchgen_beam.transforms.prepare import Prepare
 from tests.support.hosting import host_handle, input_row
 
 BAD = {
