@@ -54,10 +54,11 @@ def rows(count: int, vocabulary: int, *, longest: int, new_tokens: int) -> list[
     return prompts
 
 
-def tiny_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32) -> Law:
+def tiny_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32,
+             eos_ids: frozenset[int] = frozenset()) -> Law:
     """The tiny Llama in float32."""
     kernels = TorchKernels(torch.float32, tile_rows=tile_rows)
-    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=500, content_print="tiny", numeric_print="here")
+    facts = EngineFacts(eos_ids=eos_ids, text_vocabulary=500, content_print="tiny", numeric_print="here")
     settings = EngineSettings(dtype="float32", max_rows=64, step_tokens=256, prefill_chunk=64, kv_memory=1 << 30)
     return Law(model=tiny_llama(kernels), kernels=kernels, facts=facts, settings=settings,
                prompts=rows(count, 500, longest=longest, new_tokens=new_tokens))

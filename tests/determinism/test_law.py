@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchgen_beam.kernels.self_test import check_invariance
+from batchgen_beam.records import FinishReason
 from batchgen_beam.transforms.model_shapes import model_shapes
 from tests.determinism.law import Law
 from tests.determinism.models import smollm2_law, tiny_law
@@ -16,25 +17,38 @@ BATCHES = (2, 7, 32)
 SLOW = pytest.mark.timeout(1200)
 
 
-def hold(law: Law, *, alone: list[str] | None, pages: int, host_pages: int) -> None:
-    """Compare every disturbance with the rows alone, and with all rows at once where only some ran alone."""
+def hold(law: Law, *, alone: list[str] | None = None) -> None:
+    """Compare every disturbance with the rows alone (or those named)."""
     reference = law.batched(len(law.prompts))
     for name, bits in law.alone(alone).items():
         assert reference[name] == bits, f"{name} alone"
     for name, run in law.disturbances(CHUNKS, BATCHES).items():
         assert run() == reference, name
+
+
+def hold_churned(law: Law, *, pages: int, host_pages: int) -> None:
+    """Compare with a pool so small that every row is held and evicted at least twice; the oldest is only held."""
     churned, churn = law.churned(every=2, host_pages=host_pages, pages=pages)
     count = len(law.prompts)
     assert all(churn.holds.get(i, 0) >= 2 for i in range(count)), churn.holds
     assert all(churn.evictions.get(i, 0) >= 2 for i in range(1, count)), churn.evictions
     assert 0 not in churn.evictions
-    assert churned == reference, "held and evicted"
+    assert churned == law.batched(count)
 
 
 @SLOW
 def test_tiny_llama_short() -> None:
-    """Eight rows of a tiny float32 Llama, one of them long: the same bits under every disturbance."""
-    hold(tiny_law(8, longest=300, new_tokens=70), alone=None, pages=30, host_pages=20)
+    """Eight rows of a tiny float32 Llama, one of them long, some ended by an EOS: the same bits however disturbed."""
+    law = tiny_law(8, longest=300, new_tokens=70, eos_ids=frozenset({7, 77, 177}))
+    reasons = {bits[1] for bits in law.batched(8).values()}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+    hold(law)
+
+
+@SLOW
+def test_tiny_llama_held_and_evicted() -> None:
+    """Eight rows, each held twice and all but the oldest evicted twice: the same bits."""
+    hold_churned(tiny_law(8, longest=300, new_tokens=70), pages=30, host_pages=20)
 
 
 @SLOW
@@ -50,7 +64,7 @@ def test_rebuilt_after_every_event() -> None:
 @SLOW
 @pytest.mark.smollm2
 def test_smollm2_short(smollm2_folder: Path) -> None:
-    """Four rows of SmolLM2 in bfloat16: the same bits alone, in pairs, in small chunks, held and evicted."""
+    """Four rows of SmolLM2 in bfloat16: the same bits alone, together, and shuffled in pairs and small chunks."""
     law = smollm2_law(smollm2_folder, 4, longest=100, new_tokens=20)
     reference = law.batched(4)
     assert law.alone() == reference
@@ -81,7 +95,9 @@ def test_untiled_products_break_the_law_of_smollm2(smollm2_folder: Path) -> None
 @pytest.mark.timeout(3000)
 def test_tiny_llama_long() -> None:
     """32 rows, at least 256 new tokens, contexts beyond 1,024, float32."""
-    hold(tiny_law(32, longest=1100, new_tokens=256), alone=None, pages=60, host_pages=40)
+    law = tiny_law(32, longest=1100, new_tokens=256)
+    hold(law)
+    hold_churned(law, pages=60, host_pages=40)
 
 
 @pytest.mark.long
@@ -89,4 +105,6 @@ def test_tiny_llama_long() -> None:
 @pytest.mark.timeout(7200)
 def test_smollm2_long(smollm2_folder: Path) -> None:
     """32 rows, at least 256 new tokens, contexts beyond 1,024, bfloat16."""
-    hold(smollm2_law(smollm2_folder, 32, longest=1100, new_tokens=256), alone=None, pages=60, host_pages=40)
+    law = smollm2_law(smollm2_folder, 32, longest=1100, new_tokens=256)
+    hold(law)
+    hold_churned(law, pages=60, host_pages=40)
