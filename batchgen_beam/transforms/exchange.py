@@ -7,17 +7,15 @@ chunks under a bucket of keys, and the receiver of a bucket splits it by key.
 
 from __future__ import annotations
 
-import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import apache_beam as beam
-import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
-from batchgen_beam.transforms.wire import Parcel, pack
+from batchgen_beam.transforms.wire import Parcel, open_sealed, pack, seal
 
 __all__ = ["GroupParcels", "bucket_count"]
 
@@ -50,15 +48,7 @@ class _Chunk:
         return added
 
     def sealed(self) -> bytes:
-        plain = pickle.dumps(self.entries, protocol=5)
-        packed: bytes = pa.compress(plain, codec="zstd", asbytes=True)
-        return len(plain).to_bytes(8, "big") + packed
-
-
-def _opened(chunk: bytes) -> list[tuple[str, bytes]]:
-    size = int.from_bytes(chunk[:8], "big")
-    entries: list[tuple[str, bytes]] = pickle.loads(pa.decompress(chunk[8:], size, codec="zstd", asbytes=True))
-    return entries
+        return seal(self.entries)
 
 
 class PackChunks(beam.DoFn):
@@ -87,7 +77,7 @@ class PackChunks(beam.DoFn):
         """What is left."""
         window = GlobalWindow()
         for keyed in self._flush(list(self._chunks)):
-            yield WindowedValue(keyed, window.max_timestamp(), [window])
+            yield WindowedValue(keyed, window.start, [window])
 
     def _flush(self, buckets: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         for bucket in buckets:
@@ -103,7 +93,7 @@ class SplitBucket(beam.DoFn):
         """See the class."""
         by_key: dict[str, list[bytes]] = {}
         for chunk in group[1]:
-            for key, value in _opened(chunk):
+            for key, value in open_sealed(chunk):
                 by_key.setdefault(key, []).append(value)
         for key in sorted(by_key):
             yield key, by_key.pop(key)

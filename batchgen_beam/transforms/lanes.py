@@ -7,12 +7,10 @@ A row's lane comes from the SHA-256 of its key, never from Python's seeded `hash
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import apache_beam as beam
-import pyarrow as pa
 from apache_beam.coders import Coder, registry
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
@@ -20,6 +18,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from batchgen_beam.errors import OptionError
 from batchgen_beam.records import Prompt, RowKey
 from batchgen_beam.transforms.lane_names import MAX_LANES, lane_name
+from batchgen_beam.transforms.wire import open_sealed, seal
 
 __all__ = ["CHUNK_BYTES", "CHUNK_ROWS", "PromptChunk", "PromptChunkCoder", "ToLanes", "lane_count", "lane_of",
            "split_chunks"]
@@ -44,15 +43,12 @@ class PromptChunkCoder(Coder):
     """Chunks as compressed pickles: local runners hold every chunk in memory, and once more as state."""
 
     def encode(self, value: PromptChunk) -> bytes:
-        """The size of the pickle in 8 bytes, then its compressed form."""
-        plain = pickle.dumps(value.prompts, protocol=5)
-        packed: bytes = pa.compress(plain, codec="zstd", asbytes=True)
-        return len(plain).to_bytes(8, "big") + packed
+        """See `batchgen_beam.transforms.wire`."""
+        return seal(value.prompts)
 
     def decode(self, encoded: bytes) -> PromptChunk:
         """The inverse of `encode`."""
-        size = int.from_bytes(encoded[:8], "big")
-        return PromptChunk(pickle.loads(pa.decompress(encoded[8:], size, codec="zstd", asbytes=True)))
+        return PromptChunk(open_sealed(encoded))
 
     def is_deterministic(self) -> bool:
         """Chunks are values, never keys."""
@@ -94,17 +90,18 @@ def _weight(prompt: Prompt) -> int:
 
 @dataclass(slots=True)
 class _Buffer:
-    """The rows of one lane that wait for their chunk to fill."""
+    """The rows of one lane that wait for their chunk to fill: at most 256 rows or 4 MiB (a larger row goes alone)."""
 
     prompts: list[Prompt] = field(default_factory=list)
     weight: int = 0
 
-    def fits(self, prompt: Prompt) -> bool:
-        return len(self.prompts) < CHUNK_ROWS and self.weight + _weight(prompt) <= CHUNK_BYTES
-
-    def add(self, prompt: Prompt) -> None:
+    def add(self, prompt: Prompt) -> PromptChunk | None:
+        """Take one more; gives the chunk that it no longer fitted into."""
+        fits = len(self.prompts) < CHUNK_ROWS and self.weight + _weight(prompt) <= CHUNK_BYTES
+        full = None if fits or not self.prompts else self.take()
         self.prompts.append(prompt)
         self.weight += _weight(prompt)
+        return full
 
     def take(self) -> PromptChunk:
         chunk = PromptChunk(tuple(self.prompts))
@@ -113,7 +110,7 @@ class _Buffer:
 
 
 class ChunkByLane(beam.DoFn):
-    """Prompts of one bundle, gathered by lane into chunks of at most 256 rows or 4 MiB (a larger row goes alone)."""
+    """Prompts of one bundle, gathered by lane into chunks."""
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
@@ -125,10 +122,9 @@ class ChunkByLane(beam.DoFn):
     def process(self, prompt: Prompt) -> Iterator[tuple[str, PromptChunk]]:
         """The lane's chunk, once the prompt no longer fits into it."""
         lane = lane_of(prompt.key, self._lanes)
-        buffer = self._buffers.setdefault(lane, _Buffer())
-        if buffer.prompts and not buffer.fits(prompt):
-            yield lane, buffer.take()
-        buffer.add(prompt)
+        full = self._buffers.setdefault(lane, _Buffer()).add(prompt)
+        if full is not None:
+            yield lane, full
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         """What is left, lane by lane."""
@@ -154,8 +150,8 @@ def split_chunks(prompts: Sequence[Prompt]) -> Iterator[PromptChunk]:
     """The same rows as chunks within the limits, in order."""
     buffer = _Buffer()
     for prompt in prompts:
-        if buffer.prompts and not buffer.fits(prompt):
-            yield buffer.take()
-        buffer.add(prompt)
+        full = buffer.add(prompt)
+        if full is not None:
+            yield full
     if buffer.prompts:
         yield buffer.take()

@@ -10,10 +10,12 @@ import pickle
 from operator import attrgetter
 from typing import Any
 
+import pyarrow as pa
+
 from batchgen_beam.records import Answer, Failure, FinishReason, Outcome, RowKey, SamplingParams, TokenLogprobs
 from batchgen_beam.storage.units import Manifest, PlacedAnswer, Placement
 
-__all__ = ["Parcel", "pack", "unpack"]
+__all__ = ["Parcel", "open_sealed", "pack", "seal", "unpack"]
 
 Parcel = Placement | Answer | Manifest | PlacedAnswer
 
@@ -72,3 +74,19 @@ def _outcome(key: str, reason: str, logprobs: Plain, params: Plain, values: Plai
         logprobs=TokenLogprobs(**dict(zip(TokenLogprobs.__dataclass_fields__, logprobs, strict=True))),
         params=SamplingParams(**dict(zip(SamplingParams.__dataclass_fields__, params, strict=True))),
         **dict(zip(_PLAIN_NAMES, values, strict=True)))
+
+
+_SIZE_BYTES = 8
+
+
+def seal(value: object) -> bytes:
+    """Any value for a shuffle: the size of its pickle, then the pickle, compressed."""
+    plain = pickle.dumps(value, protocol=5)
+    packed: bytes = pa.compress(plain, codec="zstd", asbytes=True)
+    return len(plain).to_bytes(_SIZE_BYTES, "big") + packed
+
+
+def open_sealed(sealed: bytes) -> Any:
+    """The inverse of `seal`."""
+    size = int.from_bytes(sealed[:_SIZE_BYTES], "big")
+    return pickle.loads(pa.decompress(sealed[_SIZE_BYTES:], size, codec="zstd", asbytes=True))
