@@ -48,7 +48,8 @@ class EngineSettings:
 
     `max_rows` rows run at once; a forward pass takes about `step_tokens` tokens, prompts in chunks of `prefill_chunk`
     (0: whole); `kv_memory` and `kv_host_memory` are bytes, 0 on the host turns that tier (HELD) off; `threads` 0 is one
-    per core; `max_context` (tokens) bounds prompt and answer below the model's own limit.
+    per core, `kv_memory` 0 a share of what is free, both found by whoever loads the engine; `max_context` (tokens)
+    bounds prompt and answer below the model's own limit.
     """
 
     dtype: str = "bfloat16"
@@ -64,7 +65,7 @@ class EngineSettings:
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),
-                            ("kv_memory", 1), ("kv_host_memory", 0), ("max_context", 2)):
+                            ("kv_memory", 0), ("kv_host_memory", 0), ("max_context", 2)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")

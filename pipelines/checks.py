@@ -6,33 +6,40 @@ the graph or how progress is shown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
+from batchgen_beam.errors import OptionError, OutputError
 from batchgen_beam.pipelines.request import RunRequest
-from batchgen_beam.pipelines.runners import RunnerFacts
+from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts
 from batchgen_beam.records import Fingerprint
+from batchgen_beam.storage.files import normalise_uri
 from batchgen_beam.storage.inputs import InputPlan, plan_input
-from batchgen_beam.storage.parquet_input import read_footer
 from batchgen_beam.storage.run_files import check_output, read_fingerprint
 from batchgen_beam.text.template import missing_template
 from batchgen_beam.transforms.host import HostSettings
 from batchgen_beam.transforms.lanes import lane_count
-from batchgen_beam.transforms.model_folder import ModelFolder
+from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print
 from batchgen_beam.weights.checkpoint import check_checkpoint
 
 __all__ = ["CheckedRun", "check_run"]
 
+_EVERYWHERE = "file://"
+"""A model path with this in front is there on every worker: on a shared file system, or in the workers' image."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
-    """A run that may start."""
+    """A run that may start.  `not_applied`: settings of the model's authors that have no effect here."""
 
     plan: InputPlan
     fingerprint: Fingerprint
     host: HostSettings
     lanes: int
+    not_applied: tuple[str, ...]
 
 
 def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progress: str) -> CheckedRun:
@@ -40,22 +47,46 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
 
     `now` is what chat templates that ask for the date are told, unless the output folder was begun on another day.
     """
+    _check_place(request.output)
+    _check_reach(request.model, runner)
     plan = plan_input(request.inputs, request.columns, limit=request.limit)
     lanes = lane_count(request.lanes, slots=runner.slots, rows=plan.rows, capacity=request.engine.max_rows)
-    clock = _template_clock(request.output, now)
-    host = HostSettings(
-        model=request.model, model_cache=request.model_cache, engine=request.engine, defaults=request.defaults,
-        content_print="", clock=clock, template_file=request.chat_template, kv_memory=request.kv_memory,
-        processes=runner.processes, progress=progress, progress_interval=request.progress_interval)
-    model = host.open_model()
+    source = ModelSource(model=request.model, model_cache=request.model_cache, template_file=request.chat_template,
+                         clock=_template_clock(request.output, now), eos_ids=request.eos_ids)
+    model = source.open(max_context=request.engine.max_context)
     check_checkpoint(model.path)
-    model.preparer(request.defaults)
     _check_messages(plan, request, model)
-    fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype, clock=clock.date().isoformat())
+    fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype,
+                                clock=source.clock.date().isoformat())
     if not request.new_fingerprint:
         check_output(request.output, fingerprint)
-    return CheckedRun(plan=plan, fingerprint=fingerprint, lanes=lanes,
-                      host=replace(host, content_print=fingerprint.digest))
+    host = HostSettings(
+        source=source, engine=request.engine, defaults=request.defaults, content_print=fingerprint.digest,
+        processes=runner.processes, progress=progress, progress_interval=request.progress_interval)
+    return CheckedRun(plan=plan, fingerprint=fingerprint, lanes=lanes, host=host,
+                      not_applied=model.defaults.unapplied)
+
+
+def _check_place(output: str) -> None:
+    """A local output must be a folder that can be written, or one that can be made."""
+    uri = normalise_uri(output)
+    if not uri.startswith("file://"):
+        return
+    path = Path(uri.removeprefix("file://"))
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise OutputError(f"output {output} can't be a folder: {there} is a file; choose another --output")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"output {output} can't be written: no permission in {there}; choose another --output")
+
+
+def _check_reach(model: str, runner: RunnerFacts) -> None:
+    """Workers elsewhere do not have the launcher's files."""
+    if not runner.on_launcher_machine and not model.lower().startswith(_EVERYWHERE):
+        raise OptionError(
+            f"--runner={runner.name} has workers on other machines, and --model={model} is a path of this one; write "
+            f"--model={_EVERYWHERE}/... for a path that is the same on every worker (a shared file system, the "
+            f"workers' image), or use --environment_type=LOOPBACK or --runner={LOCAL}")
 
 
 def _template_clock(output: str, now: datetime) -> datetime:
@@ -68,7 +99,5 @@ def _template_clock(output: str, now: datetime) -> datetime:
 def _check_messages(plan: InputPlan, request: RunRequest, model: ModelFolder) -> None:
     """A model without chat template can't answer a column of messages: refuse before anything runs."""
     column = request.columns.messages
-    if model.template is None and any(
-            file.rows is not None and column in read_footer(file.uri, request.columns).schema.names
-            for file in plan.files):
+    if model.template is None and column in plan.columns:
         raise missing_template(column=column, folder=model.path)

@@ -20,6 +20,7 @@ DEMO_FLAGS = {
     "--input": "examples/*.parquet",
     "--output": "out/demo",
     "--max-tokens": "64",
+    "--keep-columns": "task,ticket_id",
     "--progress-interval": "2",
 }
 """Flags that the demo gives where the user does not."""

@@ -5,13 +5,12 @@ Owns the listing.  Does not know what makes a checkpoint valid.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
-from batchgen_beam.errors import OptionError
+from batchgen_beam.pipelines.options import StrictParser, add_options
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
@@ -20,18 +19,12 @@ from batchgen_beam.weights.identity import weights_identity
 __all__ = ["inspect_model"]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(message)
-
-
 def inspect_model(flags: Sequence[str], stream: TextIO) -> None:
     """Write a model's facts; a `UserError` says why it would be refused."""
-    parser = _Parser(prog="batchgen-beam inspect", description="What a model is, and whether it would run.",
-                     allow_abbrev=False)
+    parser = StrictParser(prog="batchgen-beam inspect", description="What a model is, and whether it would run.",
+                          allow_abbrev=False)
     parser.add_argument("model", help="a model folder or a GGUF file")
-    parser.add_argument("--model-cache", default=".cache/converted", help="where converted GGUF files are kept")
-    parser.add_argument("--chat-template", help="a Jinja file that replaces the model's chat template")
+    add_options(parser, "--model-cache", "--chat-template")
     given = parser.parse_args(list(flags))
     folder = resolve_model(given.model, Path(given.model_cache))
     checkpoint = check_checkpoint(folder)

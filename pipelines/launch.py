@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NoReturn, Self, TextIO
+from typing import Any, NoReturn, Self, TextIO
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import SetupOptions
@@ -25,11 +25,13 @@ from batchgen_beam.pipelines.progress import ProgressDisplay
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import RunnerFacts, pin_runner
 from batchgen_beam.pipelines.summary import show_summary
+from batchgen_beam.pipelines.worker_faults import user_error_in
 from batchgen_beam.storage.run_files import read_report, start_run, write_engine_figures
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.progress_files import progress_folder, read_samples, total
 
 __all__ = ["Streams", "run_job"]
+
 
 @dataclass(frozen=True, slots=True)
 class Streams:
@@ -47,8 +49,8 @@ class Streams:
 def run_job(options: BatchgenOptions, streams: Streams) -> int:
     """Run the main job; returns how many rows failed.
 
-    Raises `UserError` before Beam starts where something is refused, `FatalError` or Beam's `RuntimeError` where the
-    job stopped, `KeyboardInterrupt` when it was interrupted.
+    Raises `UserError` where something is refused, before Beam starts or by a worker, `FatalError` or Beam's
+    `RuntimeError` where the job stopped, `KeyboardInterrupt` when it was interrupted.
     """
     request = RunRequest.of(options)
     runner = pin_runner(options)
@@ -58,13 +60,28 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     checked = check_run(request, runner, now=now, progress=progress_folder(request.output, run))
     for line in filter(None, (runner.note, *checked.plan.warnings)):
         streams.note(line)
+    if checked.not_applied:
+        streams.note(f"the model's generation_config.json sets {', '.join(checked.not_applied)}: without effect here")
     handle = HostHandle(checked.host)
     if runner.in_launcher:
-        streams.note("loading the model")
-        streams.note(f"model loaded in {handle.acquire().engine().load_seconds:.1f} s")
+        _load(handle, streams)
     start_run(request.output, checked.fingerprint, new_fingerprint=request.new_fingerprint)
-    _run_pipeline(options, _job(request, runner, checked, handle, run, now), streams)
-    return _report(request, run, handle, streams)
+    job = _job(request, runner, checked, handle, run, now)
+    display = ProgressDisplay(progress_folder(request.output, run), rows=job.plan.rows,
+                              interval=request.progress_interval, stream=streams.err)
+    report = _run_pipeline(options, job, display)
+    return _report(job, report, display, streams)
+
+
+def _load(handle: HostHandle, streams: Streams) -> None:
+    """Load the engine that the steps will find in this process."""
+    streams.note("loading the model")
+    engine = handle.acquire().engine()
+    streams.note(f"model loaded in {engine.load_seconds:.1f} s")
+    longest, limit = engine.loaded.longest_row, engine.loaded.context_limit
+    if longest < limit:
+        streams.note(f"the KV memory holds {longest} tokens of one row, the context limit is {limit}: rows that may "
+                     "grow longer fail as CAPACITY_EXCEEDED; raise --kv-memory, or lower --max-tokens or --max-context")
 
 
 def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: HostHandle, run: str,
@@ -76,6 +93,7 @@ def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: 
         "content_print": {"digest": checked.fingerprint.digest, **dict(checked.fingerprint.facts)},
         "runner": runner.name,
         "lanes": checked.lanes,
+        "not_applied": list(checked.not_applied),
     }
     return JobSpec(plan=checked.plan, columns=request.columns, output=request.output, run=run,
                    model=_model_name(request.model), lanes=checked.lanes, handle=handle, facts=facts, clock=time.time)
@@ -85,21 +103,24 @@ def _model_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def _run_pipeline(options: BatchgenOptions, job: JobSpec, streams: Streams) -> None:
+def _run_pipeline(options: BatchgenOptions, job: JobSpec, display: ProgressDisplay) -> dict[str, Any]:
+    """Run the job to its end; gives its report."""
     options.view_as(SetupOptions).save_main_session = False
-    pipeline = beam.Pipeline(options=options)
-    build_job(pipeline, job)
-    settings = job.handle.settings
-    assert settings.progress is not None
-    display = ProgressDisplay(settings.progress, rows=job.plan.rows, interval=settings.progress_interval,
-                              stream=streams.err)
     with _Interrupts() as interrupts, display:
         try:
+            pipeline = beam.Pipeline(options=options)
+            build_job(pipeline, job)
             pipeline.run().wait_until_finish()
         except RuntimeError as error:
             if interrupts.seen:
                 raise KeyboardInterrupt from error
+            mistake = user_error_in(error)
+            if mistake is not None:
+                raise mistake from error
             raise
+        report = read_report(job.output, job.run)
+        display.settle(report["counts"])
+    return report
 
 
 class _Interrupts:
@@ -114,10 +135,12 @@ class _Interrupts:
         self.seen = False
 
     def __enter__(self) -> Self:
+        self._silenced = logging.root.manager.disable
         self._before = {number: signal.signal(number, self._interrupt) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
+        logging.disable(self._silenced)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -127,9 +150,11 @@ class _Interrupts:
         raise KeyboardInterrupt
 
 
-def _report(request: RunRequest, run: str, handle: HostHandle, streams: Streams) -> int:
-    assert handle.settings.progress is not None
-    figures = total(read_samples(handle.settings.progress))
-    write_engine_figures(request.output, run, figures.as_facts())
-    report = read_report(request.output, run)
-    return show_summary(report, figures, output=request.output, stream=streams.out)
+def _report(job: JobSpec, report: Mapping[str, Any], display: ProgressDisplay, streams: Streams) -> int:
+    readings = read_samples(progress_folder(job.output, job.run))
+    if readings.unreadable:
+        streams.note(f"{readings.unreadable} progress files can't be read; the engine's figures leave them out")
+    figures = total(readings.samples)
+    write_engine_figures(job.output, job.run, {
+        **figures.as_facts(), "unreadable_samples": readings.unreadable, "timeline": display.timeline.as_facts()})
+    return show_summary(report, figures, output=job.output, stream=streams.out)

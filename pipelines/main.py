@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
-from batchgen_beam.errors import FatalError, OptionError, UserError
+from batchgen_beam.errors import OptionError, UserError
 
 __all__ = ["COMMANDS", "FATAL", "INTERRUPTED", "OK", "ROWS_FAILED", "USER_ERROR", "main"]
 
@@ -32,20 +35,40 @@ _HELP = ("-h", "--help")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code and writes one message for each mistake."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return _dispatch(given)
-    except UserError as error:
-        return _stopped(USER_ERROR, str(error))
-    except KeyboardInterrupt:
-        return _stopped(INTERRUPTED, "interrupted; what was published stays, the same command runs the job again")
-    except (FatalError, RuntimeError) as error:
-        sys.stderr.write(f"{error}\n")
-        return _stopped(FATAL, f"the job stopped: {_last_line(error)}")
+    with _Ending() as ending:
+        ending.code = _dispatch(given)
+    return ending.code
 
 
-def _stopped(code: int, message: str) -> int:
-    sys.stderr.write(f"batchgen-beam: {message}\n")
-    return code
+class _Ending:
+    """The end of the process: whatever stopped the command becomes an exit code and one last line.
+
+    A mistake is told by its message alone; any fault shows where it came from before that.
+    """
+
+    def __init__(self) -> None:
+        self.code = OK
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, exception: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> bool:
+        match error:
+            case UserError():
+                self._stop(USER_ERROR, str(error))
+            case KeyboardInterrupt():
+                self._stop(INTERRUPTED, "interrupted; what was published stays, the same command runs the job again")
+            case Exception():
+                traceback.print_exception(error)
+                self._stop(FATAL, f"the job stopped: {_last_line(error)}")
+            case _:
+                return False
+        return True
+
+    def _stop(self, code: int, message: str) -> None:
+        self.code = code
+        sys.stderr.write(f"batchgen-beam: {message}\n")
 
 
 def _dispatch(given: Sequence[str]) -> int:

@@ -18,7 +18,8 @@ from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentP
 from batchgen_beam.errors import OptionError
 from batchgen_beam.settings import DTYPES
 
-__all__ = ["OPTIONS", "BatchgenOptions", "Option", "help_text", "parse_options", "parse_size"]
+__all__ = ["OPTIONS", "BatchgenOptions", "Option", "StrictParser", "add_options", "help_text", "parse_options",
+           "parse_size"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -49,6 +50,10 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} holds an empty column name")
     return names
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(int(_integer(item.strip())) for item in text.split(","))
 
 
 def _dtype(text: str) -> str:
@@ -107,6 +112,8 @@ OPTIONS = (
     Option("--max-tokens", _integer, "answer tokens where a row has none; default: up to the context", "N"),
     Option("--seed", _integer, "seed of rows that bring none", "N", 0),
     Option("--logprobs", _integer, "alternatives to report for each token, 0 to 20", "N", 0),
+    Option("--eos-ids", _ids, "token ids that end an answer, comma-separated; default: all that the model's files name",
+           "IDS"),
     Option("--id-column", str, "the rows' ids; without such a column ids are made from positions", "NAME", "uuid"),
     Option("--prompt-column", str, "plain prompts", "NAME", "prompt"),
     Option("--messages-column", str, "chat messages: a list of turns, or its JSON text", "NAME", "messages"),
@@ -130,9 +137,16 @@ class BatchgenOptions(PipelineOptions):
             option.add_to(parser)
 
 
-class _StrictParser(_BeamArgumentParser):
+class StrictParser(argparse.ArgumentParser):
+    """A parser whose complaints are `OptionError`s."""
+
     def error(self, message: str) -> NoReturn:
+        """Refuse; argparse would end the process."""
         raise OptionError(message)
+
+
+class _StrictBeamParser(StrictParser, _BeamArgumentParser):
+    """The same for Beam's flags."""
 
 
 def parse_options(flags: Sequence[str]) -> BatchgenOptions:
@@ -141,13 +155,20 @@ def parse_options(flags: Sequence[str]) -> BatchgenOptions:
     Raises `OptionError` for an unknown flag and for a value that its flag does not take, both by name: Beam alone
     would go on with a warning.
     """
-    parser = _StrictParser(allow_abbrev=False, add_help=False)
+    parser = _StrictBeamParser(allow_abbrev=False, add_help=False)
     for cls in dict.fromkeys(PipelineOptions.__subclasses__()):
         cls._add_argparse_args(parser)
     _, unknown = parser.parse_known_args(list(flags))
     if unknown:
         raise OptionError(f"unknown flag or stray value: {' '.join(unknown)}; see batchgen-beam run --help")
     return BatchgenOptions(list(flags))
+
+
+def add_options(parser: argparse.ArgumentParser, *flags: str) -> None:
+    """Declare some of our flags for another command."""
+    for option in OPTIONS:
+        if option.flag in flags:
+            option.add_to(parser)
 
 
 def help_text(command: str, description: str) -> str:

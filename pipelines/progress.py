@@ -1,16 +1,18 @@
 """What a user sees while a run goes on: one live line on a terminal, plain lines elsewhere.
 
-Owns the display and the thread that polls the progress files.  Does not know how they are written.
+Owns the display, the thread that polls the progress files, and what they said over time.  Does not know how they are
+written.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
 
+from batchgen_beam.pipelines.timeline import Timeline
 from batchgen_beam.transforms.progress_files import ProgressSample, read_samples, total
 
 __all__ = ["ProgressDisplay", "ProgressReading", "progress_line"]
@@ -21,7 +23,7 @@ LIVE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressReading:
-    """All processes at one moment, and the speed since the reading before.  `rows` None: not known."""
+    """All processes at one moment, and their mean speed since the engines could work.  `rows` None: not known."""
 
     sample: ProgressSample
     rows: int | None
@@ -38,7 +40,8 @@ def progress_line(reading: ProgressReading) -> str:
     """One line: rows, tokens per second, batch fill, time left, failures by code."""
     sample = reading.sample
     rows = f"{reading.done} rows" if reading.rows is None else f"{reading.done}/{reading.rows} rows"
-    running = f"running {sample.active}/{sample.capacity}" if sample.engines else "loading the model"
+    engine = sample.engine
+    running = f"running {engine.active}/{engine.capacity}" if sample.engines else "loading the model"
     parts = [rows, f"{reading.tokens_per_second:.0f} tokens/s", running, f"mean fill {100 * sample.fill:.0f} %"]
     if reading.rows is not None and reading.rows_per_second > 0 and reading.done < reading.rows:
         parts.append(f"ETA {_duration((reading.rows - reading.done) / reading.rows_per_second)}")
@@ -57,7 +60,7 @@ def _duration(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """Polls the progress folder in a thread between `start` and `stop`."""
+    """Polls the progress folder in a thread while it is entered, and shows the last state when it is left."""
 
     def __init__(self, folder: str, *, rows: int | None, interval: float, stream: TextIO,
                  clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,6 +71,8 @@ class ProgressDisplay:
         self._interval = min(interval, LIVE_SECONDS) if self._live else interval
         self._clock = clock
         self._began = clock()
+        self._counts: Mapping[str, Any] | None = None
+        self.timeline = Timeline()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batchgen-display", daemon=True)
 
@@ -82,11 +87,21 @@ class ProgressDisplay:
         if self._live:
             self._stream.write("\n")
 
+    def settle(self, counts: Mapping[str, Any]) -> None:
+        """The run has ended with these counts of its report.
+
+        Workers count what they compute: equal rows once, rows of a bundle that ran twice more than once.
+        """
+        self._counts = counts
+
     def reading(self) -> ProgressReading:
         """The present state; speeds are means over the time since the first engine began to work."""
-        sample = total(read_samples(self._folder))
+        sample = total(read_samples(self._folder).samples)
+        if self._counts is not None:
+            sample = replace(sample, answered=self._counts["results"], failed=dict(self._counts["failures"]))
         seconds = max(sample.elapsed_seconds - sample.load_seconds / max(sample.engines, 1), 1e-9)
-        return ProgressReading(sample=sample, rows=self._rows, tokens_per_second=sample.generated_tokens / seconds,
+        return ProgressReading(sample=sample, rows=self._rows,
+                               tokens_per_second=sample.engine.generated_tokens / seconds,
                                rows_per_second=(sample.answered + sample.failed_rows) / seconds)
 
     def _run(self) -> None:
@@ -94,7 +109,9 @@ class ProgressDisplay:
             self._show()
 
     def _show(self) -> None:
-        line = progress_line(self.reading())
+        reading = self.reading()
+        self.timeline.add(self._clock() - self._began, reading.sample)
+        line = progress_line(reading)
         if self._live:
             self._stream.write(f"\r\x1b[2K{line}")
         else:

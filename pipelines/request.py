@@ -16,7 +16,10 @@ __all__ = ["RunRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """One `batchgen-beam run`.  `kv_memory` None: decided on each worker."""
+    """One `batchgen-beam run`.  `engine` may leave threads and KV memory (0) to each worker.
+
+    `eos_ids` None: the model's own.
+    """
 
     inputs: tuple[str, ...]
     output: str
@@ -24,7 +27,7 @@ class RunRequest:
     model_cache: str
     chat_template: str | None
     engine: EngineSettings
-    kv_memory: int | None
+    eos_ids: tuple[int, ...] | None
     defaults: GenerationDefaults
     columns: InputColumns
     lanes: int
@@ -44,18 +47,14 @@ class RunRequest:
             raise OptionError(f"--progress-interval must be over 0 seconds, got {options.progress_interval}")
         return cls(
             inputs=tuple(options.input), output=options.output, model=options.model, model_cache=options.model_cache,
-            chat_template=options.chat_template, engine=_engine(options), kv_memory=options.kv_memory,
+            chat_template=options.chat_template, engine=_engine(options), eos_ids=options.eos_ids,
             defaults=_defaults(options), columns=_columns(options), lanes=options.lanes, limit=options.limit,
-            new_fingerprint=options.new_fingerprint,
-            progress_interval=options.progress_interval)
+            new_fingerprint=options.new_fingerprint, progress_interval=options.progress_interval)
 
 
 def _engine(options: BatchgenOptions) -> EngineSettings:
     names = ("dtype", "threads", "max_rows", "step_tokens", "prefill_chunk", "kv_host_memory", "max_context")
-    given = {name: getattr(options, name) for name in names}
-    if options.kv_memory is not None:
-        given["kv_memory"] = options.kv_memory
-    return EngineSettings(**given)
+    return EngineSettings(kv_memory=options.kv_memory or 0, **{name: getattr(options, name) for name in names})
 
 
 def _defaults(options: BatchgenOptions) -> GenerationDefaults:

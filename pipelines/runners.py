@@ -5,6 +5,7 @@ Owns the pinning of local runs to the FnApiRunner and the number of worker slots
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from apache_beam.options.pipeline_options import (
@@ -12,9 +13,11 @@ from apache_beam.options.pipeline_options import (
     FlinkRunnerOptions,
     PipelineOptions,
     PortableOptions,
+    SparkRunnerOptions,
     StandardOptions,
     WorkerOptions,
 )
+from apache_beam.runners.runner import create_runner
 
 from batchgen_beam.errors import OptionError
 
@@ -28,16 +31,18 @@ _LAUNCHER_PROCESS = ("in_memory", "multi_threading")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
-    """`slots`: bundles that may run at once.  `processes`: worker processes on this machine.
+    """`slots`: bundles that may run at once.  `processes`: worker processes on one machine, each with its engine.
 
     `in_launcher`: the engine lives in the launcher's own process, so it can be loaded before Beam starts.
-    `note`: one line for the user where another runner was chosen than named.
+    `on_launcher_machine`: workers see the launcher's files.  `note`: one line for the user where another runner was
+    chosen than named.
     """
 
     name: str
     slots: int
     processes: int
     in_launcher: bool
+    on_launcher_machine: bool
     note: str | None = None
 
 
@@ -45,10 +50,10 @@ def pin_runner(options: PipelineOptions) -> RunnerFacts:
     """Choose the runner and set it in `options`.
 
     Beam's DirectRunner picks one of three runners for each pipeline and one of them drops rows in some cases; here it
-    always means the FnApiRunner.  Raises `OptionError` for runners that are not supported.
+    always means the FnApiRunner.  Raises `OptionError` for runners that are unknown or not supported.
     """
     standard = options.view_as(StandardOptions)
-    asked = (standard.runner or "DirectRunner").rpartition(".")[2]
+    asked = _known(standard.runner or "DirectRunner")
     if asked in _REFUSED:
         raise OptionError(f"--runner={asked} is not supported: it does not run stateful steps reliably; "
                           f"use --runner={LOCAL}")
@@ -60,15 +65,43 @@ def pin_runner(options: PipelineOptions) -> RunnerFacts:
         standard.runner = asked = LOCAL
     if asked == LOCAL:
         return _local(options, note)
-    return RunnerFacts(name=asked, slots=_remote_slots(options), processes=1, in_launcher=False, note=note)
+    return RunnerFacts(name=asked, slots=_remote_slots(options), processes=1, in_launcher=False,
+                       on_launcher_machine=_runs_here(asked, options), note=note)
+
+
+def _known(name: str) -> str:
+    """The usual spelling of a runner's name, as Beam takes it in any case and with or without `Runner`."""
+    names: dict[str, str] = {known.lower(): known for known in StandardOptions.KNOWN_RUNNER_NAMES}
+    short = name.rpartition(".")[2].lower()
+    found = names.get(short) or names.get(f"{short}runner")
+    if found is not None:
+        return found
+    try:
+        create_runner(name)
+    except (ValueError, ImportError, AttributeError, TypeError) as error:
+        known = ", ".join(known for known in names.values() if known not in _REFUSED)
+        raise OptionError(f"--runner={name} is no runner; use one of {known}") from error
+    return name.rpartition(".")[2]
 
 
 def _local(options: PipelineOptions, note: str | None) -> RunnerFacts:
     direct = options.view_as(DirectOptions)
     in_launcher = direct.direct_running_mode in _LAUNCHER_PROCESS
-    workers = max(1, direct.direct_num_workers)
+    workers = direct.direct_num_workers or os.cpu_count() or 1
     return RunnerFacts(name=LOCAL, slots=workers, processes=1 if in_launcher else workers, in_launcher=in_launcher,
-                       note=note)
+                       on_launcher_machine=True, note=note)
+
+
+def _runs_here(name: str, options: PipelineOptions) -> bool:
+    """Whether workers run beside the launcher: where the user says so, or as Beam decides where nothing is said."""
+    environment = options.view_as(PortableOptions).environment_type
+    if environment:
+        return str(environment).upper() == "LOOPBACK"
+    if name == "FlinkRunner":
+        return options.view_as(FlinkRunnerOptions).flink_master in ("[local]", "[auto]")
+    if name == "SparkRunner":
+        return str(options.view_as(SparkRunnerOptions).spark_master_url).startswith("local")
+    return name == "PrismRunner"
 
 
 def _remote_slots(options: PipelineOptions) -> int:

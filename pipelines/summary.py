@@ -48,9 +48,10 @@ def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
 
 def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
     yield f"{counts['prompt_tokens']} prompt tokens in, {counts['completion_tokens']} tokens out"
-    if figures.engines and figures.busy_seconds:
-        yield (f"engine: {figures.generated_tokens / figures.busy_seconds * figures.engines:.0f} tokens/s while busy, "
-               f"mean batch fill {100 * figures.fill:.0f} % of {figures.capacity} rows, "
+    engine = figures.engine
+    if figures.engines and engine.busy_seconds:
+        yield (f"engine: {engine.generated_tokens / engine.busy_seconds * figures.engines:.0f} tokens/s while busy, "
+               f"mean batch fill {100 * figures.fill:.0f} % of {engine.capacity} rows, "
                f"model loaded in {figures.load_seconds / figures.engines:.1f} s")
         if not figures.deterministic:
             yield "engine: NOT deterministic on this machine, its self-test failed (see the log)"

@@ -21,8 +21,8 @@ MEDIAN_FILE_LINES = 200
 FUNCTION_LINES = 60
 NINE_IN_TEN = 30
 MEDIAN_FUNCTION_LINES = 12
-BROAD_EXCEPTS = ("batchgen_beam.engine.",)
-"""The row boundary and the driver thread, both the engine's."""
+BROAD_EXCEPTS = ["batchgen_beam.engine.driver", "batchgen_beam.transforms.row_boundary"]
+"""The engine's thread, which hands the exception to its waiters, and the row boundary."""
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -68,10 +68,9 @@ def test_no_function_is_long() -> None:
 
 
 def test_at_most_two_broad_excepts() -> None:
-    """A broad except hides faults: the package has at most two, both in the engine."""
-    found = [f"{name}:{line}" for name, source in sources().items() for line in broad_excepts(source)]
-    assert len(found) <= 2
-    assert [place for place in found if not place.startswith(BROAD_EXCEPTS)] == []
+    """A broad except hides faults: the package has two, and what they do is in their docstrings."""
+    found = [name for name, source in sources().items() for _ in broad_excepts(source)]
+    assert sorted(found) == BROAD_EXCEPTS
 
 
 def test_a_broad_except_is_found_in_every_form() -> None:

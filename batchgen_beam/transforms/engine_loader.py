@@ -7,7 +7,6 @@ not know Beam, rows or who shares the engine.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +30,14 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """The driver of a running engine, and what is known about its arithmetic."""
+    """The driver of a running engine, and what is known about its arithmetic.
+
+    `longest_row`: the greatest context (tokens) that its KV memory holds, at most `context_limit`.
+    """
 
     driver: Driver
+    context_limit: int
+    longest_row: int
     self_test: SelfTest
     numeric: Fingerprint
 
@@ -45,10 +49,11 @@ class LoadedEngine:
 def load_engine(model: ModelFolder, settings: EngineSettings, content: str) -> LoadedEngine:
     """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print.
 
-    Kernels whose self-test fails run all the same, but every answer's numeric print says that they are not
-    deterministic.  Raises `OptionError` where the KV memory does not hold one row of the context limit.
+    `settings` give the threads and the KV memory.  Kernels whose self-test fails run all the same, but every answer's
+    numeric print says that they are not deterministic.  Raises `OptionError` where the KV memory does not hold one
+    page of each cache group.
     """
-    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(settings.threads)
     kernels = TorchKernels(getattr(torch, settings.dtype))
     weights = load_model(model.path, kernels)
     test = check_invariance(kernels, model_shapes(model.config))
@@ -57,4 +62,6 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str) -> L
     numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)
     facts = EngineFacts(eos_ids=model.eos_ids, text_vocabulary=model.text_vocabulary, content_print=content,
                         numeric_print=numeric.digest)
-    return LoadedEngine(driver=Driver(Engine(weights, kernels, settings, facts)), self_test=test, numeric=numeric)
+    engine = Engine(weights, kernels, settings, facts)
+    return LoadedEngine(driver=Driver(engine), context_limit=engine.context_limit, longest_row=engine.longest_row,
+                        self_test=test, numeric=numeric)

@@ -14,7 +14,6 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.coders import StrUtf8Coder
-from apache_beam.metrics import Metrics
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, on_timer
 
@@ -23,7 +22,7 @@ from batchgen_beam.records import Answer
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lane_ledger import LaneLedger
 from batchgen_beam.transforms.lanes import PromptChunk, PromptChunkCoder, split_chunks
-from batchgen_beam.transforms.metrics import BATCH_FILL, LOAD_MSECS, NAMESPACE, RowMetrics
+from batchgen_beam.transforms.metrics import EngineMetrics, RowMetrics
 
 __all__ = ["Generate", "GenerateLane"]
 
@@ -45,8 +44,7 @@ class GenerateLane(beam.DoFn):
     def __init__(self, handle: HostHandle) -> None:
         self._handle = handle
         self._rows = RowMetrics()
-        self._load_msecs = Metrics.distribution(NAMESPACE, LOAD_MSECS)
-        self._batch_fill = Metrics.distribution(NAMESPACE, BATCH_FILL)
+        self._figures = EngineMetrics()
 
     def setup(self) -> None:
         """The process's engine, loaded by whoever comes first."""
@@ -76,7 +74,8 @@ class GenerateLane(beam.DoFn):
         yield from self._give(ledger, ledger.take_early(), done)
         yield from self._collect(lane, ledger, done, timeout=0.0)
         while self._engine.driver.congested():
-            yield from self._collect(lane, ledger, done, timeout=CONGESTED_WAIT_SECONDS)
+            answers = self._engine.driver.relieve(lane, timeout=CONGESTED_WAIT_SECONDS)
+            yield from self._give(ledger, answers, done)
         self._compact(ledger, admitted, done)
 
     @on_timer(FINISH)
@@ -95,7 +94,8 @@ class GenerateLane(beam.DoFn):
                               f"the first is {ledger.unfinished[0].key.uuid!r}")
         admitted.clear()
         done.clear()
-        self._batch_fill.update(round(100 * self._engine.driver.stats().fill))
+        self._figures.count_work(self._engine.unreported_work())
+        self._figures.fill(self._engine.driver.stats().fill)
         self._host.report()
 
     def teardown(self) -> None:
@@ -109,8 +109,7 @@ class GenerateLane(beam.DoFn):
             ledger = LaneLedger((prompt for chunk in chunks for prompt in chunk.prompts), done.read())
             self._engine.driver.open_lane(lane, ledger.unfinished)
             self._ledgers[lane] = ledger
-            for seconds in self._engine.unreported_loads():
-                self._load_msecs.update(round(1000 * seconds))
+            self._figures.loads(self._engine.unreported_loads())
         return ledger
 
     def _collect(self, lane: str, ledger: LaneLedger, done: State, *, timeout: float) -> Iterator[Keyed]:
@@ -118,11 +117,13 @@ class GenerateLane(beam.DoFn):
 
     def _give(self, ledger: LaneLedger, answers: list[Answer], done: State) -> Iterator[Keyed]:
         for answer in answers:
-            if ledger.accept(answer):
+            prompt = ledger.accept(answer)
+            if prompt is not None:
                 done.add(answer.key.text)
-                self._rows.count(answer)
-                self._host.tally.count(answer)
-                yield answer.key.text, self._engine.with_text(answer)
+                finished = self._engine.in_words(prompt, answer)
+                self._rows.count(finished)
+                self._host.count(finished)
+                yield answer.key.text, finished
 
     @staticmethod
     def _compact(ledger: LaneLedger, admitted: State, done: State) -> None:

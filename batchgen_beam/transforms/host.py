@@ -16,57 +16,53 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
 
 from apache_beam.utils.shared import Shared
 
-from batchgen_beam.records import Answer, Outcome
+from batchgen_beam.records import Answer, Failure, Outcome, Prompt
 from batchgen_beam.settings import EngineSettings, GenerationDefaults
 from batchgen_beam.text.detokenize import with_text
 from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.transforms.engine_loader import LoadedEngine, load_engine
 from batchgen_beam.transforms.memory import default_kv_memory
-from batchgen_beam.transforms.metrics import Tally
-from batchgen_beam.transforms.model_folder import ModelFolder
-from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.transforms.metrics import ENGINE_WORK, Tally
+from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
 from batchgen_beam.transforms.progress_files import ProgressSample, ProgressWriter
+from batchgen_beam.transforms.row_boundary import at_row_boundary
 
 __all__ = ["EngineHost", "HostHandle", "HostSettings", "ProcessHost"]
 
 LOG = logging.getLogger(__name__)
+
+HEAD_LENGTH = 120
+"""Characters of a prompt that a failure shows; no token of interest has less than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
     """What a worker process needs to know, small enough to travel with every step.
 
-    `kv_memory` None: each of the host's `processes` takes its part of a quarter of the free memory.
-    `progress` None: no progress files.
+    Where `engine` leaves threads or KV memory open (0), each of a machine's `processes` takes its part of the cores,
+    and of a quarter of the free memory.  `progress` None: no progress files.
     """
 
-    model: str
-    model_cache: str
+    source: ModelSource
     engine: EngineSettings
     defaults: GenerationDefaults
     content_print: str
-    clock: datetime
-    template_file: str | None = None
-    kv_memory: int | None = None
     processes: int = 1
     progress: str | None = None
     progress_interval: float = 10.0
 
     def open_model(self) -> ModelFolder:
-        """The model's small files, converted first where it is a GGUF file."""
-        template = None if self.template_file is None else Path(self.template_file)
-        folder = resolve_model(self.model, Path(self.model_cache))
-        return ModelFolder.open(folder, template_file=template, clock=self.clock, max_context=self.engine.max_context)
+        """The model's small files."""
+        return self.source.open(max_context=self.engine.max_context)
 
     def engine_settings(self) -> EngineSettings:
-        """The engine's settings on this machine."""
-        memory = default_kv_memory(self.processes) if self.kv_memory is None else self.kv_memory
-        return replace(self.engine, kv_memory=memory)
+        """The engine's settings on this machine, nothing left open."""
+        cores = max(1, len(os.sched_getaffinity(0)) // self.processes)
+        return replace(self.engine, threads=self.engine.threads or cores,
+                       kv_memory=self.engine.kv_memory or default_kv_memory(self.processes))
 
 
 class EngineHost:
@@ -77,19 +73,39 @@ class EngineHost:
         self.driver = loaded.driver
         self.load_seconds = seconds
         self._model = model
+        self._lock = threading.Lock()
         self._unreported = [seconds]
+        self._reported = dict.fromkeys(ENGINE_WORK, 0)
         weakref.finalize(self, loaded.driver.close)
 
-    def with_text(self, answer: Answer) -> Answer:
-        """The answer, an outcome with its text."""
-        if isinstance(answer, Outcome):
-            return with_text(answer, self._model.tokenizer, self._model.eos_ids)
-        return answer
+    def in_words(self, prompt: Prompt, answer: Answer) -> Answer:
+        """The answer to `prompt` for a reader: an outcome with its text, a failure with the prompt's beginning.
+
+        An outcome whose ids can't be decoded becomes a failure.
+        """
+        if isinstance(answer, Failure):
+            return replace(answer, prompt_head=answer.prompt_head or self._head(prompt))
+        return at_row_boundary(prompt.key, lambda: self._with_text(answer), lambda: self._head(prompt))
+
+    def _with_text(self, outcome: Outcome) -> Answer:
+        return with_text(outcome, self._model.tokenizer, self._model.eos_ids)
+
+    def _head(self, prompt: Prompt) -> str:
+        text = self._model.tokenizer.decode(prompt.token_ids[:HEAD_LENGTH])
+        return text[:HEAD_LENGTH]
 
     def unreported_loads(self) -> list[float]:
         """Seconds of loads that no metric has counted yet; each is given once."""
-        loads, self._unreported = self._unreported, []
-        return loads
+        with self._lock:
+            loads, self._unreported = self._unreported, []
+            return loads
+
+    def unreported_work(self) -> dict[str, int]:
+        """How much has come to the engine's sums of `ENGINE_WORK` since the call before."""
+        with self._lock:
+            stats = self.driver.stats()
+            before, self._reported = self._reported, {name: getattr(stats, name) for name in ENGINE_WORK}
+            return {name: count - before[name] for name, count in self._reported.items()}
 
 
 class ProcessHost:
@@ -105,6 +121,8 @@ class ProcessHost:
         self._model: ModelFolder | None = None
         self._preparer: Preparer | None = None
         self._engine: EngineHost | None = None
+        self._last_row = 0.0
+        self._pages_peak = 0
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._writer: ProgressWriter | None = None
         if settings.progress is not None:
@@ -129,7 +147,7 @@ class ProcessHost:
         """The engine, loaded by the first caller while the others wait.
 
         Raises:
-            OptionError: the KV memory does not hold one row of the context limit.
+            OptionError: the KV memory does not hold one page of each cache group.
         """
         with self._lock:
             if self._engine is None:
@@ -141,22 +159,26 @@ class ProcessHost:
                 LOG.info("engine loaded in %.1f s: %s", self._engine.load_seconds, loaded.summary())
             return self._engine
 
+    def count(self, answer: Answer) -> None:
+        """One more row has left."""
+        self.tally.count(answer)
+        self._last_row = self._clock() - self._started
+        if self._engine is not None:
+            self._pages_peak = max(self._pages_peak, self._engine.driver.stats().pages_used)
+
     def sample(self) -> ProgressSample:
         """What this process has done so far."""
         answered, failed = self.tally.read()
-        mine = ProgressSample(process=self._name, elapsed_seconds=self._clock() - self._started, answered=answered,
-                              failed=failed)
+        mine = ProgressSample(process=self._name, elapsed_seconds=self._clock() - self._started,
+                              last_row_seconds=self._last_row, answered=answered, failed=failed)
         engine = self._engine
         if engine is None:
             return mine
         stats = engine.driver.stats()
         return replace(
-            mine, load_seconds=engine.load_seconds, active=stats.active, capacity=stats.capacity, queued=stats.queued,
-            prompt_tokens=stats.prompt_tokens, generated_tokens=stats.generated_tokens,
-            recomputed_tokens=stats.recomputed_tokens, pages_used=stats.pages_used, pages_total=stats.pages_total,
-            evictions=stats.evictions, holds=stats.holds, steps=stats.steps, busy_seconds=stats.busy_seconds,
-            fill=stats.fill, engines=self.loads, deterministic=engine.loaded.self_test.deterministic,
-            numeric_print=engine.loaded.numeric.digest)
+            mine, engines=self.loads, load_seconds=engine.load_seconds, engine=stats, fill=stats.fill,
+            pages_peak=max(self._pages_peak, stats.pages_used),
+            deterministic=engine.loaded.self_test.deterministic, numeric_print=engine.loaded.numeric.digest)
 
     def report(self) -> None:
         """Bring the progress file up to date now."""

@@ -51,21 +51,22 @@ class LaneLedger:
         ready = [key for key in self._early if key in self._unfinished]
         return [self._early.pop(key) for key in ready]
 
-    def accept(self, answer: Answer) -> bool:
-        """Whether this answer may leave the step: its row is unfinished.  It is done afterwards.
+    def accept(self, answer: Answer) -> Prompt | None:
+        """The row of an answer that may leave the step: it was unfinished, and is done afterwards.
 
-        An abandoned bundle may have left a row in the engine that its successor has not read yet: such an answer is
-        kept until the row arrives.  The answer of a row that is done already is dropped.
+        None otherwise.  An abandoned bundle may have left a row in the engine that its successor has not read yet: such
+        an answer is kept until the row arrives.  The answer of a row that is done already is dropped.
         """
         key = answer.key.text
         if key in self._done:
-            return False
-        if self._unfinished.pop(key, None) is None:
+            return None
+        prompt = self._unfinished.pop(key, None)
+        if prompt is None:
             self._early[key] = answer
-            return False
+            return None
         self._done.add(key)
         self._done_in_state += 1
-        return True
+        return prompt
 
     def wants_compaction(self) -> bool:
         """Whether over half of what the state holds is done."""

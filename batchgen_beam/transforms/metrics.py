@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from apache_beam.metrics import Metrics
 
 from batchgen_beam.errors import ErrorCode
 from batchgen_beam.records import Answer, Failure
 
-__all__ = ["ALL_METRICS", "BATCH_FILL", "GENERATED_TOKENS", "LOAD_MSECS", "NAMESPACE", "PROMPT_TOKENS", "ROWS_ANSWERED",
-           "ROWS_FAILED", "RowMetrics", "Tally", "failure_counter"]
+__all__ = ["ALL_METRICS", "BATCH_FILL", "ENGINE_WORK", "GENERATED_TOKENS", "LOAD_MSECS", "NAMESPACE", "PROMPT_TOKENS",
+           "ROWS_ANSWERED", "ROWS_FAILED", "EngineMetrics", "RowMetrics", "Tally", "failure_counter"]
 
 NAMESPACE = "batchgen_beam"
 
@@ -28,13 +29,16 @@ LOAD_MSECS = "model_load_msecs"
 BATCH_FILL = "batch_fill_percent"
 """Distribution: one sample for each lane that was finished, the engine's mean fill so far."""
 
+ENGINE_WORK = ("evictions", "holds", "recomputed_tokens")
+"""Counters that are named as in the engine's statistics."""
+
 
 def failure_counter(code: ErrorCode) -> str:
     """The name of the counter of one failure code."""
     return f"{ROWS_FAILED}_{code.value.lower()}"
 
 
-ALL_METRICS = (ROWS_ANSWERED, ROWS_FAILED, PROMPT_TOKENS, GENERATED_TOKENS, LOAD_MSECS, BATCH_FILL,
+ALL_METRICS = (ROWS_ANSWERED, ROWS_FAILED, PROMPT_TOKENS, GENERATED_TOKENS, LOAD_MSECS, BATCH_FILL, *ENGINE_WORK,
                *(failure_counter(code) for code in ErrorCode))
 
 
@@ -79,3 +83,26 @@ class RowMetrics:
             self._answered.inc()
             self._prompt_tokens.inc(answer.prompt_tokens)
             self._generated_tokens.inc(answer.completion_tokens)
+
+
+class EngineMetrics:
+    """The Beam metrics of a process's engine, reported by whichever lane comes by; call from a DoFn's own thread."""
+
+    def __init__(self) -> None:
+        self._load_msecs = Metrics.distribution(NAMESPACE, LOAD_MSECS)
+        self._batch_fill = Metrics.distribution(NAMESPACE, BATCH_FILL)
+        self._work = {name: Metrics.counter(NAMESPACE, name) for name in ENGINE_WORK}
+
+    def loads(self, seconds: Iterable[float]) -> None:
+        """Engines that were loaded, each in so many seconds."""
+        for one in seconds:
+            self._load_msecs.update(round(1000 * one))
+
+    def fill(self, share: float) -> None:
+        """The mean fill so far, 0 to 1."""
+        self._batch_fill.update(round(100 * share))
+
+    def count_work(self, more: Mapping[str, int]) -> None:
+        """What has been done since the report before, by the names of `ENGINE_WORK`."""
+        for name, count in more.items():
+            self._work[name].inc(count)

@@ -1,7 +1,7 @@
 """What a model folder says about text and limits, read once per process.
 
-Owns the putting together of configuration, tokenizer, template and sampling defaults.  Opens no tensor and does not
-know the engine.
+Owns the putting together of configuration, tokenizer, template and sampling defaults, and what a run puts in their
+place.  Opens no tensor and does not know the engine.
 """
 
 from __future__ import annotations
@@ -12,18 +12,24 @@ from pathlib import Path
 
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.config.model_registry import load_config
+from batchgen_beam.errors import OptionError
 from batchgen_beam.settings import GenerationDefaults
 from batchgen_beam.text.model_files import ModelDefaults
+from batchgen_beam.text.parameters import ParameterRules
 from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.text.template import ChatTemplate
 from batchgen_beam.text.tokenizer import Tokenizer
+from batchgen_beam.transforms.model_store import resolve_model
 
-__all__ = ["ModelFolder"]
+__all__ = ["ModelFolder", "ModelSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A model without its weights.  `context_limit` is the least of the model's own and the user's."""
+    """A model without its weights.  `context_limit` is the least of the model's own and the user's.
+
+    `eos_ids` is the union of what the model's files name, or what the user gave instead.
+    """
 
     path: Path
     config: ModelConfig
@@ -34,7 +40,8 @@ class ModelFolder:
     context_limit: int
 
     @classmethod
-    def open(cls, path: Path, *, template_file: Path | None, clock: datetime, max_context: int | None) -> ModelFolder:
+    def open(cls, path: Path, *, template_file: Path | None, clock: datetime, max_context: int | None,
+             eos_ids: tuple[int, ...] | None = None) -> ModelFolder:
         """Read the folder's small files; a `CheckpointError` or `OptionError` names what can't be used."""
         config = load_config(str(path))
         tokenizer = Tokenizer.load(path)
@@ -46,7 +53,7 @@ class ModelFolder:
             template=ChatTemplate.load(path, specials=tokenizer.special_tokens, clock=clock,
                                        template_file=template_file),
             defaults=ModelDefaults.load(path),
-            eos_ids=tokenizer.eos_ids(path),
+            eos_ids=tokenizer.eos_ids(path) if eos_ids is None else _own_eos_ids(eos_ids, config.vocab_size),
             context_limit=min(limit, max_context or limit),
         )
 
@@ -58,3 +65,32 @@ class ModelFolder:
     def preparer(self, defaults: GenerationDefaults) -> Preparer:
         """What makes prompts of input rows under the run's defaults."""
         return Preparer(self.tokenizer, self.template, defaults, self.defaults, self.context_limit)
+
+    def parameter_rules(self, defaults: GenerationDefaults) -> ParameterRules:
+        """How rows' parameters are completed under the run's defaults; an `OptionError` for one out of its range."""
+        return ParameterRules(defaults, self.defaults)
+
+
+def _own_eos_ids(ids: tuple[int, ...], vocabulary: int) -> frozenset[int]:
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise OptionError(f"--eos-ids: {token} is outside the model's vocabulary of {vocabulary} ids")
+    return frozenset(ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """What opens the model on any machine of the run.  `eos_ids` None: the model's own."""
+
+    model: str
+    model_cache: str
+    clock: datetime
+    template_file: str | None = None
+    eos_ids: tuple[int, ...] | None = None
+
+    def open(self, *, max_context: int | None) -> ModelFolder:
+        """The model's small files, converted first where it is a GGUF file."""
+        template = None if self.template_file is None else Path(self.template_file)
+        folder = resolve_model(self.model, Path(self.model_cache))
+        return ModelFolder.open(folder, template_file=template, clock=self.clock, max_context=max_context,
+                                eos_ids=self.eos_ids)

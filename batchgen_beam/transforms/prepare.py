@@ -1,7 +1,7 @@
-"""Input rows to prompts: the row boundary of the text side.
+"""Input rows to prompts, or to failures.
 
-Owns the turning of a row's error into a `Failure`.  Does not know how templates and tokenizers work
-(`batchgen_beam.text`), nor the engine: a worker that only prepares loads no weights.
+Owns the step and its two outputs.  Does not know how templates and tokenizers work (`batchgen_beam.text`), nor the
+engine: a worker that only prepares loads no weights.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import apache_beam as beam
 from apache_beam.pvalue import TaggedOutput
 
-from batchgen_beam.errors import RowError
 from batchgen_beam.records import Answer, Failure, InputRow, Prompt
 from batchgen_beam.text.prepare import prompt_head
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.metrics import RowMetrics
+from batchgen_beam.transforms.row_boundary import at_row_boundary
 
 __all__ = ["Prepare", "Prepared"]
 
@@ -38,15 +38,13 @@ class PrepareRow(beam.DoFn):
 
     def process(self, row: InputRow) -> Iterator[Prompt | TaggedOutput]:
         """The prompt on the main output, or (row key text, Failure) on `failed`."""
-        try:
-            prompt = self._preparer.prepare(row)
-        except RowError as error:
-            failure = Failure(key=row.key, code=error.code, message=error.message, prompt_head=prompt_head(row))
-            self._rows.count(failure)
-            self._host.tally.count(failure)
-            yield TaggedOutput(FAILED, (row.key.text, failure))
+        prepared = at_row_boundary(row.key, lambda: self._preparer.prepare(row), lambda: prompt_head(row))
+        if isinstance(prepared, Failure):
+            self._rows.count(prepared)
+            self._host.count(prepared)
+            yield TaggedOutput(FAILED, (row.key.text, prepared))
         else:
-            yield prompt
+            yield prepared
 
 
 class Prepared(NamedTuple):

@@ -23,7 +23,11 @@ _NONE = "none"
 
 
 def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, clock: str) -> Fingerprint:
-    """Facts that decide the answer of a row; `clock` counts only where the template asks for the time."""
+    """Facts that decide the answer of a row; `clock` counts only where the template asks for the time.
+
+    An `OptionError` names a default that is out of its range.
+    """
+    params = model.parameter_rules(defaults).effective({})
     template = model.template
     facts: dict[str, object] = {
         "model_config": hashlib.sha256((model.path / "config.json").read_bytes()).hexdigest()[:32],
@@ -37,10 +41,10 @@ def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: st
         "logprobs": defaults.logprobs,
         "max_tokens": defaults.max_tokens,
         "output_version": OUTPUT_VERSION,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
     }
-    for name in ("temperature", "top_k", "top_p"):
-        ours = getattr(defaults, name)
-        facts[name] = getattr(model.defaults, name) if ours is None else ours
     if template is not None and template.uses_clock:
         facts[TEMPLATE_CLOCK] = clock
     return Fingerprint.of(facts)

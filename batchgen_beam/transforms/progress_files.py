@@ -1,7 +1,7 @@
 """Progress files: each worker process overwrites one small JSON file, the launcher reads them all.
 
 Owns their format and the thread that writes them.  Does not know who shows them.
-A reader may meet a file that vanishes or is half written (object stores); it skips it and reads it next time.
+A reader may meet a file that vanishes or is half written (object stores); it counts it, and reads it next time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 
 from apache_beam.io.filesystem import BeamIOError
 
+from batchgen_beam.engine.stats import EngineStats
+from batchgen_beam.errors import ErrorCode
 from batchgen_beam.storage import files
 
-__all__ = ["ProgressSample", "ProgressWriter", "progress_folder", "read_samples", "total"]
+__all__ = ["ProgressSample", "ProgressWriter", "Readings", "progress_folder", "read_samples", "total"]
 
 LOG = logging.getLogger(__name__)
 
@@ -28,29 +30,39 @@ def progress_folder(output: str, run_id: str) -> str:
     return files.join(output, "_progress", run_id)
 
 
+def sum_stats(parts: Iterable[EngineStats]) -> EngineStats:
+    """Several engines as one; zeros where there is none."""
+    found = list(parts)
+    names = [item.name for item in fields(EngineStats) if item.name != "failures"]
+    failures: Counter[ErrorCode] = Counter()
+    for part in found:
+        failures.update(part.failures)
+    sums = {name: sum(getattr(part, name) for part in found) for name in names}
+    return EngineStats(failures=dict(failures), **sums)
+
+
+def _idle() -> EngineStats:
+    return sum_stats(())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSample:
-    """What one process has done so far.  `fill` is the mean share of the engine's rows in use, weighted by `steps`."""
+    """What one process has done so far; `engine` and what stands beside it are zero while it has no engine.
+
+    Seconds count from the process's beginning.  `fill` is the mean share of the engine's slots in use; `pages_peak` is
+    the most KV pages in use whenever a row was finished.
+    """
 
     process: str
     elapsed_seconds: float = 0.0
-    load_seconds: float = 0.0
+    last_row_seconds: float = 0.0
     answered: int = 0
     failed: dict[str, int] = field(default_factory=dict)
-    active: int = 0
-    capacity: int = 0
-    queued: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    recomputed_tokens: int = 0
-    pages_used: int = 0
-    pages_total: int = 0
-    evictions: int = 0
-    holds: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
-    fill: float = 0.0
     engines: int = 0
+    load_seconds: float = 0.0
+    engine: EngineStats = field(default_factory=_idle)
+    fill: float = 0.0
+    pages_peak: int = 0
     deterministic: bool = True
     numeric_print: str = ""
 
@@ -59,13 +71,21 @@ class ProgressSample:
         """Failed rows of every code."""
         return sum(self.failed.values())
 
+    def to_json(self) -> bytes:
+        """The content of a progress file."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ProgressSample:
+        """The inverse of `to_json`; a `ValueError`, `KeyError` or `TypeError` for other content."""
+        values = json.loads(data)
+        return cls(**{**values, "engine": EngineStats(**values["engine"])})
+
     def as_facts(self) -> dict[str, object]:
-        """Values for a JSON file."""
-        return asdict(self)
-
-
-_SUMMED = ("load_seconds", "answered", "active", "capacity", "queued", "prompt_tokens", "generated_tokens",
-           "recomputed_tokens", "pages_used", "pages_total", "evictions", "holds", "steps", "busy_seconds", "engines")
+        """All figures under one another, for a report."""
+        values = asdict(self)
+        engine = values.pop("engine")
+        return {**values, **engine}
 
 
 def total(samples: Iterable[ProgressSample]) -> ProgressSample:
@@ -74,28 +94,42 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
     failed: Counter[str] = Counter()
     for part in parts:
         failed.update(part.failed)
-    sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+    engine = sum_stats(part.engine for part in parts)
     return ProgressSample(
         process="all",
         elapsed_seconds=max((part.elapsed_seconds for part in parts), default=0.0),
+        last_row_seconds=max((part.last_row_seconds for part in parts), default=0.0),
+        answered=sum(part.answered for part in parts),
         failed=dict(failed),
-        fill=sum(part.fill * part.steps for part in parts) / max(sums["steps"], 1),
+        engines=sum(part.engines for part in parts),
+        load_seconds=sum(part.load_seconds for part in parts),
+        engine=engine,
+        fill=sum(part.fill * part.engine.steps for part in parts) / max(engine.steps, 1),
+        pages_peak=sum(part.pages_peak for part in parts),
         deterministic=all(part.deterministic for part in parts),
         numeric_print=" ".join(sorted({part.numeric_print for part in parts if part.numeric_print})),
-        **sums,
     )
 
 
-def read_samples(folder: str) -> list[ProgressSample]:
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The samples of a run's processes, and how many files could not be read as such."""
+
+    samples: Sequence[ProgressSample]
+    unreadable: int
+
+
+def read_samples(folder: str) -> Readings:
     """The samples of every process of a run, none before the first was written."""
-    found = map(_read_sample, files.list_files(files.join(folder, "*.json")))
-    return [sample for sample in found if sample]
+    found = [_read_sample(path) for path in files.list_files(files.join(folder, "*.json"))]
+    samples = [sample for sample in found if sample is not None]
+    return Readings(samples, len(found) - len(samples))
 
 
 def _read_sample(path: str) -> ProgressSample | None:
     try:
-        return ProgressSample(**json.loads(files.read_bytes(path)))
-    except (BeamIOError, OSError, ValueError, TypeError):
+        return ProgressSample.from_json(files.read_bytes(path))
+    except (BeamIOError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -126,12 +160,16 @@ class ProgressWriter:
             if sample is None:
                 return False
             try:
-                files.write_atomically(self._path, json.dumps(sample().as_facts()).encode())
+                files.write_atomically(self._path, sample().to_json())
             except (BeamIOError, OSError) as error:
                 LOG.warning("progress file %s was not written: %s", self._path, error)
         return True
 
     def close(self) -> None:
-        """End the thread; the last sample stays."""
+        """End the thread; the last sample stays.
+
+        The thread itself may be the caller: while it writes it holds its owner, perhaps as the last one.
+        """
         self._stop.set()
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()

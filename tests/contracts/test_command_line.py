@@ -14,13 +14,14 @@ from batchgen_beam.transforms.metrics import ALL_METRICS
 FLAGS = [
     "--input", "--output", "--model", "--model-cache", "--chat-template", "--dtype", "--threads", "--max-rows",
     "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context", "--temperature",
-    "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--id-column", "--prompt-column",
-    "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns", "--lanes", "--limit",
-    "--allow-failures", "--new-fingerprint", "--progress-interval",
+    "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--eos-ids", "--id-column",
+    "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns",
+    "--lanes", "--limit", "--allow-failures", "--new-fingerprint", "--progress-interval",
 ]
 
 METRICS = [
     "rows_answered", "rows_failed", "prompt_tokens", "generated_tokens", "model_load_msecs", "batch_fill_percent",
+    "evictions", "holds", "recomputed_tokens",
     "rows_failed_empty_prompt", "rows_failed_prompt_too_long", "rows_failed_invalid_text",
     "rows_failed_invalid_row", "rows_failed_invalid_parameter", "rows_failed_unsupported_parameter",
     "rows_failed_template_error", "rows_failed_numeric_error", "rows_failed_grammar_error",
@@ -50,6 +51,7 @@ def test_flags_mix_with_beams_own() -> None:
                              "--keep-columns=x, y", "--kv-memory=1.5GiB"])
     assert (options.input, options.keep_columns, options.kv_memory) == (["a", "b"], ("x", "y"), 3 << 29)
     assert options.model_cache == ".cache/converted"
+    assert parse_options(["--eos-ids=2, 7"]).eos_ids == (2, 7)
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -59,6 +61,7 @@ def test_flags_mix_with_beams_own() -> None:
     (["--dtype=fp8"], r"--dtype: 'fp8' is unknown; use one of bfloat16, float32"),
     (["--kv-memory=2XiB"], r"--kv-memory: '2XiB' is no size"),
     (["--max-rows=many"], r"--max-rows: 'many' is no integer"),
+    (["--eos-ids=2,end"], r"--eos-ids: 'end' is no integer"),
     (["--keep-columns=a,,b"], r"--keep-columns: 'a,,b' holds an empty column name"),
     (["--direct_running_mode=fast"], "direct_running_mode"),
 ])

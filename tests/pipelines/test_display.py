@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
+from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.pipelines.progress import ProgressDisplay, ProgressReading, progress_line
+from batchgen_beam.pipelines.timeline import POINTS, Timeline
 from batchgen_beam.storage.files import write_atomically
 from batchgen_beam.transforms.progress_files import ProgressSample
 
-SAMPLE = ProgressSample(process="p", answered=30, failed={"INVALID_ROW": 2, "EMPTY_PROMPT": 1}, active=7, capacity=8,
-                        fill=0.5, generated_tokens=900, engines=1, elapsed_seconds=12, load_seconds=2)
+ENGINE = EngineStats(queued=0, active=7, waiting=0, capacity=8, pages_used=1, pages_total=9, forward_calls=1,
+                     generated_tokens=900)
+SAMPLE = ProgressSample(process="p", answered=30, failed={"INVALID_ROW": 2, "EMPTY_PROMPT": 1}, engine=ENGINE,
+                        fill=0.5, engines=1, elapsed_seconds=12, load_seconds=2)
 
 
 class _Terminal(io.StringIO):
@@ -37,8 +42,7 @@ def test_nothing_is_promised_that_is_not_known() -> None:
 
 def test_speed_counts_from_the_moment_the_engine_could_work(tmp_path: Path) -> None:
     """Time spent loading the model is no time of generation."""
-    write_atomically(f"{tmp_path}/p.json", b'{"process": "p", "answered": 30, "generated_tokens": 900, "engines": 1,'
-                                           b' "elapsed_seconds": 12, "load_seconds": 2}')
+    write_atomically(f"{tmp_path}/p.json", replace(SAMPLE, failed={}).to_json())
     reading = ProgressDisplay(str(tmp_path), rows=60, interval=9, stream=io.StringIO()).reading()
     assert (reading.tokens_per_second, reading.rows_per_second) == (90.0, 3.0)
 
@@ -51,3 +55,28 @@ def test_a_terminal_gets_one_line_others_get_lines(tmp_path: Path) -> None:
         assert stream.getvalue().startswith(pieces[0])
         assert stream.getvalue().endswith(pieces[1])
         assert stream.getvalue().count("\n") == 1
+
+
+def test_the_last_line_has_the_counts_of_the_report(tmp_path: Path) -> None:
+    """Workers compute equal rows once: only the report knows that every row has its answer."""
+    write_atomically(f"{tmp_path}/p.json", SAMPLE.to_json())
+    stream = io.StringIO()
+    with ProgressDisplay(str(tmp_path), rows=40, interval=60, stream=stream) as display:
+        assert "ETA" in progress_line(display.reading())
+        display.settle({"results": 37, "failures": {"INVALID_ROW": 3}})
+    assert "40/40 rows" in stream.getvalue()
+    assert "ETA" not in stream.getvalue()
+
+
+def test_a_timeline_is_short_whatever_the_readings() -> None:
+    """At most 20 points; each says the fill since the one before, the last is the end."""
+    timeline = Timeline()
+    assert timeline.as_facts() == []
+    for second in range(1, 1000):
+        rows = 8 * min(second, 500) + 4 * max(0, second - 500)
+        engine = replace(ENGINE, steps=second, row_steps=rows, generated_tokens=rows)
+        timeline.add(second, replace(SAMPLE, engine=engine))
+    facts = timeline.as_facts()
+    assert 8 < len(facts) <= POINTS
+    assert (facts[0]["batch_fill"], facts[-1]["batch_fill"]) == (1.0, 0.5)
+    assert (facts[-1]["seconds"], facts[-1]["rows"]) == (999, 33)

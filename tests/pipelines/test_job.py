@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from batchgen_beam.models.fake import FakeModel
+from batchgen_beam.pipelines import launch
 from batchgen_beam.pipelines.main import FATAL, OK, ROWS_FAILED, USER_ERROR, main
 from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.jobs import engine_figures, published, questions, report, run_flags, timeless, write_rows
@@ -125,7 +129,11 @@ def test_json_lines_are_read_too(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--kv-memory=1KiB"], r"one row of 1024 tokens"),
+    (["--kv-memory=99"], r"one KV page of each cache group need \d+ bytes, --kv-memory is 99"),
+    (["--runner=NoSuchRunner"], r"--runner=NoSuchRunner is no runner; use one of "),
+    (["--runner=DataflowRunner"], r"workers on other machines.*write --model=file:///"),
+    (["--eos-ids=99999"], r"--eos-ids: 99999 is outside"),
+    (["--input=nowhere://a/b.parquet"], r"nowhere://a/b\.parquet"),
     (["--runner=BundleBasedDirectRunner"], r"BundleBasedDirectRunner is not supported"),
     (["--streaming"], r"--streaming is not supported"),
     (["--keep-columns=uuid"], r"'uuid' can't be kept"),
@@ -135,7 +143,7 @@ def test_json_lines_are_read_too(model: Path, tmp_path: Path) -> None:
     (["--limit=0"], r"--limit must be at least 1"),
     (["--prompt-column=question"], r"'question'"),
     (["--chat-template=/nowhere.jinja"], r"/nowhere\.jinja"),
-    (["--max-rows=0"], r"max_rows must be at least 1, got 0"),
+    (["--max-rows=0"], r"--max-rows must be at least 1, got 0"),
 ])
 def test_a_mistake_is_refused_before_beam_starts(
         flags: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +164,97 @@ def test_messages_without_a_template_are_refused_at_start(
     template = tmp_path / "mine.jinja"
     template.write_text("{{ messages[0]['content'] }}")
     assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", bare, f"--chat-template={template}")) == OK
+
+
+@pytest.mark.parametrize(("output", "message"), [
+    ("taken", r"output .*taken can't be a folder: .*taken is a file; choose another --output"),
+    ("taken/below", r"output .*below can't be a folder: .*taken is a file"),
+    ("nowhere://bucket/out", r"nowhere://bucket/out"),
+])
+def test_an_output_that_can_be_no_folder_is_refused(
+        output: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the model is opened, in one message, and nothing is touched."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("mine")
+    write_rows(tmp_path / "a.parquet", questions(3))
+    assert main(["run", "--input=a.parquet", f"--output={output}", "--model=/no/model/is/opened"]) == USER_ERROR
+    err = capsys.readouterr().err
+    assert re.search(message, err.splitlines()[-1])
+    assert "Traceback" not in err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_end_ids_replace_the_models_own(model: Path, tmp_path: Path) -> None:
+    """Case 30: the ids that end an answer may be given for a run; the model's then do not end one."""
+    write_rows(tmp_path / "a.parquet", questions(6))
+    plain, other = tmp_path / "plain", tmp_path / "other"
+    flags = ("--max-tokens=60",)
+    assert main(run_flags(tmp_path / "a.parquet", plain, model, *flags)) == OK
+    ended = [row for row in published(plain) if row["finish_reason"] == "stop"]
+    assert ended
+    wanted = published(plain)[0]["token_ids"][1]
+    assert main(run_flags(tmp_path / "a.parquet", other, model, *flags, f"--eos-ids={wanted}")) == OK
+    first, *rest = published(other)
+    assert (first["token_ids"][-1], first["finish_reason"]) == (wanted, "stop")
+    assert all(row["token_ids"][-1] == wanted or row["finish_reason"] == "length" for row in rest)
+
+
+def test_what_has_no_effect_or_no_room_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings of the model's authors that are not applied, and a KV memory under one full context: a line each."""
+    model = write_fake_folder(tmp_path / "fake")
+    settings = {"eos_token_id": 256, "repetition_penalty": 1.5}
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    write_rows(tmp_path / "a.parquet", [*questions(3), {"uuid": "big", "prompt": "x", "max_tokens": 900}])
+    output = tmp_path / "out"
+    assert main(run_flags(tmp_path / "a.parquet", output, model, "--kv-memory=3KiB")) == ROWS_FAILED
+    err = capsys.readouterr().err
+    assert err.count("sets repetition_penalty=1.5: without effect here") == 1
+    assert re.search(r"the KV memory holds \d+ tokens of one row, the context limit is 1024", err)
+    assert report(output)["not_applied"] == ["repetition_penalty=1.5"]
+    [failure] = published(output, "failures")
+    assert (failure["code"], failure["prompt_head"]) == ("CAPACITY_EXCEEDED", "x")
+
+
+def test_the_engines_figures_are_kept(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens, pages, evictions, times, and the batch fill over time; equal rows are all counted at the end."""
+    rows = questions(12)
+    write_rows(tmp_path / "a.parquet", [*rows, rows[4]])
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", model)) == OK
+    figures = engine_figures(tmp_path / "out")
+    for name in ("prefilled_tokens", "generated_tokens", "pages_peak", "pages_total", "last_row_seconds",
+                 "load_seconds"):
+        assert figures[name] > 0, name
+    assert (figures["evictions"], figures["holds"], figures["recomputed_tokens"]) == (0, 0, 0)
+    assert figures["unreadable_samples"] == 0
+    assert figures["timeline"][-1]["rows"] == 13
+    assert "13/13 rows" in capsys.readouterr().err
+
+
+def test_an_engine_that_breaks_ends_the_job(
+        model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1, and the last line names what the model raised."""
+    def broken(self: FakeModel, *arguments: object) -> NoReturn:
+        raise ArithmeticError("the head broke")
+
+    monkeypatch.setattr(FakeModel, "head", broken)
+    write_rows(tmp_path / "a.parquet", questions(3))
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", model)) == FATAL
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "the job stopped" in last
+    assert "the head broke" in last
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+def test_any_other_fault_shows_where_it_came_from(
+        model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1 with a traceback and one last line, whatever the exception."""
+    def broken(*arguments: object, **named: object) -> NoReturn:
+        raise LookupError("no such summary")
+
+    monkeypatch.setattr(launch, "show_summary", broken)
+    write_rows(tmp_path / "a.parquet", questions(3))
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", model)) == FATAL
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1] == "batchgen-beam: the job stopped: no such summary"

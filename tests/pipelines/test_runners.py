@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from apache_beam.options.pipeline_options import StandardOptions
 
@@ -10,7 +12,8 @@ from batchgen_beam.pipelines.options import parse_options
 from batchgen_beam.pipelines.runners import LOCAL, pin_runner
 
 
-@pytest.mark.parametrize("flags", [[], ["--runner=DirectRunner"], ["--runner=SwitchingDirectRunner"]])
+@pytest.mark.parametrize("flags", [[], ["--runner=DirectRunner"], ["--runner=SwitchingDirectRunner"],
+                                   ["--runner=directrunner"], ["--runner=direct"]])
 def test_direct_means_the_pinned_runner(flags: list[str]) -> None:
     """Named or by default, with one line to say so."""
     options = parse_options(flags)
@@ -40,8 +43,32 @@ def test_runners_that_lose_rows_are_refused(runner: str) -> None:
     (["--runner=FlinkRunner", "--parallelism=6"], 6, 1, False),
     (["--runner=DataflowRunner", "--max_num_workers=9"], 9, 1, False),
     (["--runner=PrismRunner"], 1, 1, False),
+    (["--direct_num_workers=0", "--direct_running_mode=multi_processing"], os.cpu_count(), os.cpu_count(), False),
 ])
 def test_slots_are_what_the_runner_declares(flags: list[str], slots: int, processes: int, in_launcher: bool) -> None:
     """Lanes and memory are shared by these numbers."""
     facts = pin_runner(parse_options(flags))
     assert (facts.slots, facts.processes, facts.in_launcher) == (slots, processes, in_launcher)
+
+
+@pytest.mark.parametrize("runner", ["NoSuchRunner", "no.such.Runner", "batchgen_beam.errors.NoSuchRunner"])
+def test_an_unknown_runner_is_refused_with_the_known_ones(runner: str) -> None:
+    """Before anything is opened."""
+    with pytest.raises(OptionError, match=rf"--runner={runner} is no runner; use one of .*FlinkRunner, {LOCAL}"):
+        pin_runner(parse_options([f"--runner={runner}"]))
+
+
+@pytest.mark.parametrize(("flags", "here"), [
+    ([], True),
+    (["--direct_num_workers=2", "--direct_running_mode=multi_processing"], True),
+    (["--runner=PrismRunner"], True),
+    (["--runner=FlinkRunner"], True),
+    (["--runner=FlinkRunner", "--flink_master=cluster:8081"], False),
+    (["--runner=FlinkRunner", "--environment_type=DOCKER"], False),
+    (["--runner=PortableRunner"], False),
+    (["--runner=PortableRunner", "--environment_type=LOOPBACK"], True),
+    (["--runner=DataflowRunner"], False),
+])
+def test_whether_workers_see_the_launchers_files(flags: list[str], here: bool) -> None:
+    """As Beam places workers, or as the user places them."""
+    assert pin_runner(parse_options(flags)).on_launcher_machine is here

@@ -14,14 +14,17 @@ from batchgen_beam.settings import EngineSettings, GenerationDefaults
 from batchgen_beam.transforms.generate import GenerateLane
 from batchgen_beam.transforms.host import HostHandle, HostSettings
 from batchgen_beam.transforms.lanes import PromptChunk
+from batchgen_beam.transforms.model_folder import ModelSource
 
 
-def host_handle(folder: Path, *, progress: Path | None = None, kv_memory: int = 1 << 22, **engine: Any) -> HostHandle:
+def host_handle(folder: Path, *, progress: Path | None = None, **engine: Any) -> HostHandle:
     """A handle on the fake model, small budgets."""
-    settings = EngineSettings(**{"dtype": "float32", "threads": 1, "max_rows": 8, "step_tokens": 128, **engine})
+    settings = EngineSettings(**{"dtype": "float32", "threads": 1, "max_rows": 8, "step_tokens": 128,
+                                 "kv_memory": 1 << 22, **engine})
+    source = ModelSource(model=str(folder), model_cache=str(folder.parent / "cache"),
+                         clock=datetime(2026, 1, 1, tzinfo=UTC))
     return HostHandle(HostSettings(
-        model=str(folder), model_cache=str(folder.parent / "cache"), engine=settings, kv_memory=kv_memory,
-        defaults=GenerationDefaults(temperature=0.0), content_print="content", clock=datetime(2026, 1, 1, tzinfo=UTC),
+        source=source, engine=settings, defaults=GenerationDefaults(temperature=0.0), content_print="content",
         progress=None if progress is None else str(progress), progress_interval=0.05))
 
 

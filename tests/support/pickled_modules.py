@@ -72,7 +72,7 @@ def pickles(pipeline: beam.Pipeline) -> list[bytes]:
     return [spec.payload for spec in (*functions, *coders) if spec.urn in pickled]
 
 
-class Started(Exception):
+class Started(BaseException):
     """The pipeline would start now."""
 
 

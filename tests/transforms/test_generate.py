@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import apache_beam as beam
 import pytest
 from apache_beam.testing.util import assert_that
 
-from batchgen_beam.errors import EngineError
-from batchgen_beam.records import Outcome, Prompt
-from batchgen_beam.transforms.generate import Generate
+from batchgen_beam.errors import EngineError, ErrorCode
+from batchgen_beam.models.fake import FakeModel
+from batchgen_beam.records import Answer, Outcome, Prompt, token_array
+from batchgen_beam.text.fake_folder import write_fake_folder
+from batchgen_beam.transforms.generate import CONGESTED_WAIT_SECONDS, Generate
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lane_ledger import COMPACT_FROM
 from batchgen_beam.transforms.lanes import ToLanes
-from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.hosting import LaneByHand, host_handle, make_prompt
 
 pytestmark = pytest.mark.timeout(60)
@@ -105,7 +110,7 @@ def test_state_holds_the_rows_that_are_not_answered(handle: HostHandle) -> None:
     lane.lane = "moved"
     lane.begin()
     first = lane.process([make_prompt(index, max_tokens=40) for index in range(200, 240)])
-    elsewhere = LaneByHand.of(host_handle(Path(handle.settings.model)))
+    elsewhere = LaneByHand.of(host_handle(Path(handle.settings.source.model)))
     elsewhere.admitted, elsewhere.done = lane.admitted, lane.done
     elsewhere.begin()
     rest = elsewhere.finish()
@@ -139,3 +144,70 @@ def test_a_dead_engine_stops_the_step(tmp_path: Path) -> None:
     lane.step._engine.driver.close()
     with pytest.raises(EngineError, match="closed"):
         lane.finish()
+
+
+def test_eight_threads_share_one_engine(tmp_path: Path) -> None:
+    """Lanes that compete for few slots, in threads of their own, give each row once with the bits of one lane."""
+    folder = write_fake_folder(tmp_path / "fake")
+    prompts = [make_prompt(index) for index in range(200)]
+    alone = sorted(_bits(outcome) for _, outcome in _by_hand(LaneByHand.of(host_handle(folder)), prompts, 200))
+    shared = host_handle(folder, max_rows=4)
+    found: list[list[tuple[str, Outcome]]] = [[] for _ in range(8)]
+
+    def run(number: int) -> None:
+        lane = LaneByHand.of(shared)
+        lane.lane = f"lane-{number}"
+        found[number] += _by_hand(lane, prompts[number::8], 5)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(_bits(outcome) for answers in found for _, outcome in answers) == alone
+    assert shared.acquire().loads == 1
+
+
+def test_a_lane_without_rows_waits_where_the_engine_is_congested(tmp_path: Path) -> None:
+    """A lane that has nothing to take sleeps until there is room, and does not ask again and again."""
+    handle = host_handle(write_fake_folder(tmp_path / "fake", eos_every=0), max_rows=2)
+    busy, idle = LaneByHand.of(handle), LaneByHand.of(handle)
+    busy.lane = "busy"
+    driver = handle.acquire().engine().driver
+    driver.open_lane("busy", [make_prompt(index, max_tokens=200) for index in range(24)])
+    asked, relieve = [], driver.relieve
+
+    def counted(lane: str, *, timeout: float) -> list[Answer]:
+        asked.append(lane)
+        return relieve(lane, timeout=timeout)
+
+    driver.relieve = counted  # type: ignore[method-assign]
+    idle.begin()
+    started = time.monotonic()
+    assert idle.process([]) == []
+    assert 1 <= len(asked) <= 2 + (time.monotonic() - started) / CONGESTED_WAIT_SECONDS
+
+
+def test_a_row_that_the_engine_refuses_shows_its_prompt(tmp_path: Path) -> None:
+    """The engine knows ids only; the failure shows the beginning of their text, valid and clipped."""
+    lane = LaneByHand.of(host_handle(write_fake_folder(tmp_path / "fake"), kv_memory=1500))
+    prompt = replace(make_prompt(0, max_tokens=1000), token_ids=token_array([104, 105, *[0xC3] * 200]))
+    lane.begin()
+    [(_, failure)] = [*lane.process([prompt]), *lane.finish()]
+    assert failure.code is ErrorCode.CAPACITY_EXCEEDED
+    assert failure.prompt_head.startswith("hi\N{REPLACEMENT CHARACTER}")
+    assert len(failure.prompt_head) <= 120
+    assert failure.prompt_head.encode()
+
+
+def test_an_engine_that_breaks_names_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waiting lane gets an EngineError with what the model raised, not with a closed engine."""
+    def broken(self: FakeModel, *arguments: object) -> NoReturn:
+        raise ArithmeticError("the head broke")
+
+    monkeypatch.setattr(FakeModel, "head", broken)
+    lane = LaneByHand.of(host_handle(write_fake_folder(tmp_path / "fake")))
+    lane.begin()
+    with pytest.raises(EngineError, match="the head broke") as caught:
+        list(_by_hand(lane, [make_prompt(0)], 1))
+    assert isinstance(caught.value.__cause__, ArithmeticError)

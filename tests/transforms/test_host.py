@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batchgen_beam.errors import EngineError, OptionError
-from batchgen_beam.transforms.host import HostHandle, ProcessHost
+from batchgen_beam.text.fake_folder import write_fake_folder
+from batchgen_beam.transforms.host import ProcessHost
 from batchgen_beam.transforms.memory import available_memory, default_kv_memory
 from batchgen_beam.transforms.progress_files import read_samples
-from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.hosting import host_handle, input_row, make_prompt
 
 pytestmark = pytest.mark.timeout(60)
@@ -67,10 +69,10 @@ def test_a_dropped_host_stops_its_threads(folder: Path, tmp_path: Path) -> None:
         driver.submit("lane", [make_prompt(0)])
 
 
-def test_a_pool_too_small_for_one_row_is_refused(folder: Path) -> None:
-    """The message says what one row of the context needs and what there is."""
-    with pytest.raises(OptionError, match=r"one row of 1024 tokens .* needs \d+ bytes .* --kv-memory is 1000"):
-        host_handle(folder, kv_memory=1000).acquire().engine()
+def test_a_pool_too_small_for_one_page_is_refused(folder: Path) -> None:
+    """The message says what is needed and what there is."""
+    with pytest.raises(OptionError, match=r"one KV page of each cache group need \d+ bytes, --kv-memory is 99"):
+        host_handle(folder, kv_memory=99).acquire().engine()
 
 
 def test_progress_is_written_while_the_engine_runs(folder: Path, tmp_path: Path) -> None:
@@ -82,11 +84,15 @@ def test_progress_is_written_while_the_engine_runs(folder: Path, tmp_path: Path)
     deadline = time.monotonic() + 20
     while driver.pending("lane") and time.monotonic() < deadline:
         for answer in driver.take("lane", timeout=0.1):
-            host.tally.count(answer)
+            host.count(answer)
     host.report()
-    [sample] = read_samples(str(progress))
-    assert (sample.answered, sample.failed, sample.engines, sample.capacity) == (20, {}, 1, 8)
-    assert sample.generated_tokens > 20
+    readings = read_samples(str(progress))
+    assert readings.unreadable == 0
+    [sample] = readings.samples
+    assert (sample.answered, sample.failed, sample.engines, sample.engine.capacity) == (20, {}, 1, 8)
+    assert sample.engine.generated_tokens > 20
+    assert 0 < sample.last_row_seconds <= sample.elapsed_seconds
+    assert 0 < sample.pages_peak <= sample.engine.pages_total
     assert 0 < sample.fill <= 1
     assert [path.suffix for path in progress.iterdir()] == [".json"]
 
@@ -107,8 +113,12 @@ def test_kv_memory_by_default_is_a_share_of_what_is_free(tmp_path: Path) -> None
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert available_memory(tmp_path) == 3000
+    (tmp_path / "memory.stat").write_text("anon 1500\ninactive_file 400\n")
+    assert available_memory(tmp_path) == 3400
+    (tmp_path / "meminfo").write_text("MemFree:  1 kB\nMemAvailable:  3 kB\n")
+    assert available_memory(tmp_path, tmp_path / "meminfo") == 3 << 10
     (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path) > 3000
+    assert available_memory(tmp_path) > 3400
 
 
 def test_two_runs_in_one_process_have_their_own_engines(folder: Path) -> None:
@@ -117,4 +127,14 @@ def test_two_runs_in_one_process_have_their_own_engines(folder: Path) -> None:
     first, second = one.acquire(), other.acquire()
     assert first is not second
     assert first.engine().driver is not second.engine().driver
-    assert isinstance(one, HostHandle)
+
+
+def test_processes_of_a_machine_divide_its_cores_and_memory(folder: Path) -> None:
+    """What the user leaves open is shared; what the user says holds for each engine."""
+    shared = replace(host_handle(folder, threads=0, kv_memory=0).settings, processes=10_000)
+    alone = replace(shared, processes=1)
+    assert shared.engine_settings().threads == 1
+    assert alone.engine_settings().threads == len(os.sched_getaffinity(0))
+    assert 0 < shared.engine_settings().kv_memory < alone.engine_settings().kv_memory
+    said = replace(host_handle(folder, threads=3, kv_memory=1 << 20).settings, processes=2).engine_settings()
+    assert (said.threads, said.kv_memory) == (3, 1 << 20)

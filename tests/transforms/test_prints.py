@@ -6,18 +6,21 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from batchgen_beam.errors import OptionError
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import GenerationDefaults
+from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print, numeric_print
-from batchgen_beam.text.fake_folder import write_fake_folder
 
 DAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def _print(folder: Path, *, dtype: str = "float32", clock: datetime = DAY, template: Path | None = None,
-           max_context: int | None = None, **defaults: float) -> Fingerprint:
-    model = ModelFolder.open(folder, template_file=template, clock=clock, max_context=max_context)
+           max_context: int | None = None, eos_ids: tuple[int, ...] | None = None, **defaults: float) -> Fingerprint:
+    model = ModelFolder.open(folder, template_file=template, clock=clock, max_context=max_context, eos_ids=eos_ids)
     return content_print(model, GenerationDefaults(**defaults), dtype=dtype, clock=clock.date().isoformat())
 
 
@@ -36,7 +39,8 @@ def test_each_thing_that_decides_answers_changes_the_print(tmp_path: Path) -> No
     template.write_text("{{ messages[0]['content'] }}")
     changes = {
         "model_config": _print(other), "template": _print(folder, template=template),
-        "context_limit": _print(folder, max_context=100), "dtype": _print(folder, dtype="bfloat16"),
+        "context_limit": _print(folder, max_context=100), "eos_ids": _print(folder, eos_ids=(3, 2)),
+        "dtype": _print(folder, dtype="bfloat16"),
         **{name: _print(folder, **{name: value}) for name, value in (
             ("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("seed", 1), ("max_tokens", 7), ("logprobs", 2))},
     }
@@ -61,3 +65,17 @@ def test_a_failed_self_test_shows_in_the_numeric_print() -> None:
     """Answers of kernels that are not deterministic never pass for others'."""
     facts = {"kernels": "torch", "threads": 2}
     assert numeric_print(facts, deterministic=True) != numeric_print(facts, deterministic=False)
+
+
+def test_what_means_the_same_is_the_same_content(tmp_path: Path) -> None:
+    """Both spellings of `off`, a default that is named, the order of ids."""
+    folder = write_fake_folder(tmp_path / "base")
+    assert _print(folder, top_k=-1) == _print(folder, top_k=0) == _print(folder, temperature=1.0) == _print(folder)
+    assert _print(folder, eos_ids=(5, 3, 5)) == _print(folder, eos_ids=(3, 5)) != _print(folder)
+
+
+def test_end_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    """They could never end an answer."""
+    folder = write_fake_folder(tmp_path / "base")
+    with pytest.raises(OptionError, match="--eos-ids: 258 is outside the model's vocabulary of 258 ids"):
+        _print(folder, eos_ids=(2, 258))
