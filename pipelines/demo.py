@@ -20,10 +20,12 @@ DEMO_FLAGS = {
     "--input": "examples/*.parquet",
     "--output": "out/demo",
     "--max-tokens": "64",
-    "--keep-columns": "task,ticket_id",
     "--progress-interval": "2",
 }
 """Flags that the demo gives where the user does not."""
+
+INPUT_FLAGS = {"--keep-columns": "task,ticket_id"}
+"""Such as only make sense with the demo's own rows."""
 
 
 def demo_options(flags: Sequence[str]) -> BatchgenOptions:
@@ -32,7 +34,8 @@ def demo_options(flags: Sequence[str]) -> BatchgenOptions:
     Raises `OptionError` where the model has not been fetched.
     """
     given = {flag.partition("=")[0] for flag in flags}
-    filled = [f"{flag}={value}" for flag, value in DEMO_FLAGS.items() if flag not in given]
+    defaults = DEMO_FLAGS if "--input" in given else DEMO_FLAGS | INPUT_FLAGS
+    filled = [f"{flag}={value}" for flag, value in defaults.items() if flag not in given]
     options = parse_options([*filled, "--allow-failures", *flags])
     if not Path(options.model).exists():
         raise OptionError(f"the demo's model {options.model} is not there; `make demo` fetches it, or name another "
