@@ -42,6 +42,10 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy (vLLM's sampling threshold); the other filters are then ignored."""
 
 MAX_TOP_LOGPROBS = 20
+
+MAX_COUNT = 2**31 - 1
+"""Greatest `top_k` and `max_tokens`: result columns are 32-bit integers."""
+
 _KEY_SEPARATOR = "\x1f"
 
 
@@ -122,11 +126,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0 <= self.temperature <= 2.0, "a number in [0, 2]")
-        _check("top_k", self.top_k, self.top_k >= 0, "an integer of at least 1, or 0 or -1 for off")
+        countable = 0 <= self.top_k <= MAX_COUNT
+        _check("top_k", self.top_k, countable, f"an integer in [1, {MAX_COUNT}], or 0 or -1 for off")
         _check("top_p", self.top_p, 0.0 <= self.top_p <= 1.0, "a number in [0, 1]")
         _check("seed", self.seed, -(2**63) <= self.seed < 2**64, "an integer of 64 bits")
-        limited = self.max_tokens is None or self.max_tokens >= 1
-        _check("max_tokens", self.max_tokens, limited, "an integer of at least 1")
+        limited = self.max_tokens is None or 1 <= self.max_tokens <= MAX_COUNT
+        _check("max_tokens", self.max_tokens, limited, f"an integer in [1, {MAX_COUNT}]")
         listable = 0 <= self.logprobs <= MAX_TOP_LOGPROBS
         _check("logprobs", self.logprobs, listable, f"an integer in [0, {MAX_TOP_LOGPROBS}]")
 
@@ -137,8 +142,7 @@ class SamplingParams:
 
 
 def _check(name: str, value: float | None, holds: bool, wanted: str) -> None:
-    finite = value is None or math.isfinite(value)
-    if not (finite and holds):
+    if not holds or (isinstance(value, float) and not math.isfinite(value)):
         raise RowError(ErrorCode.INVALID_PARAMETER, f"{name} must be {wanted}, got {value!r}")
 
 
