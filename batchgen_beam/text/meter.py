@@ -8,6 +8,8 @@ size, so that all values of a rendering together stay within the budget, and so 
 
 from __future__ import annotations
 
+from collections.abc import ItemsView, KeysView, ValuesView
+
 import jinja2
 
 __all__ = ["MAX_STEPS", "Meter"]
@@ -15,7 +17,9 @@ __all__ = ["MAX_STEPS", "Meter"]
 MAX_STEPS = 1_000_000
 """Steps of one rendering: some seconds on a slow core at worst, and thousands of turns for a usual template."""
 
-_CONTAINERS = (list, tuple, set, frozenset)
+_TEXTS = (str, bytes, bytearray)
+_CONTAINERS = (list, tuple, set, frozenset, range, KeysView, ValuesView, ItemsView)
+_MAX_BITS = 4096
 
 
 class Meter:
@@ -41,8 +45,12 @@ class Meter:
             raise jinja2.TemplateRuntimeError(f"the template handles more than {self._limit} characters")
 
     def charge_value(self, value: object, times: int = 1) -> None:
-        """Pay for a value, so many times: a step for each item in it at any depth, and the lengths of its texts."""
-        if isinstance(value, str):
+        """Pay for a value, so many times: a step for each item in it at any depth, and the lengths of its texts.
+
+        Raises:
+            jinja2.TemplateRuntimeError: the budget is used up, or a number in it is too large to compute with.
+        """
+        if isinstance(value, _TEXTS):
             self.charge(len(value) * max(1, times))
             return
         for _ in range(max(1, times)):
@@ -52,7 +60,9 @@ class Meter:
         waiting = [value]
         while waiting:
             item = waiting.pop()
-            self.charge(len(item) if isinstance(item, str) else 0)
+            self.charge(len(item) if isinstance(item, _TEXTS) else 0)
+            if isinstance(item, int) and item.bit_length() > _MAX_BITS:
+                raise jinja2.TemplateRuntimeError(f"numbers over {_MAX_BITS} bits are refused")
             if isinstance(item, dict):
                 waiting += item.keys()
                 waiting += item.values()

@@ -3,9 +3,10 @@
 Owns what a template may call, and that everything it does is charged to the `Meter` of its rendering.  Does not know
 messages, models or rows.
 
-Jinja's immutable sandbox is the base, without loader (no include, no import).  It has the filters of `_FILTERS` only:
-the others, and the methods in `_REFUSED_METHODS`, make large texts out of small numbers.  The syntax tree is rewritten
-so that loop turns, output, `~`, comparisons, slices and literals pay; calls, filters and arithmetic are intercepted.
+Jinja's immutable sandbox is the base, without loader (no include, no import).  It has the filters of `_FILTERS` and
+the methods of `_METHODS` only: others make bytes, or large texts out of small numbers, or take more than linear time.
+The syntax tree is rewritten so that loop turns, output, `~`, comparisons, slices and literals pay; calls, filters and
+arithmetic are intercepted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro, TemplateReference, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -36,12 +37,29 @@ _FILTERS = (
     "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse",
     "round", "safe", "select", "selectattr", "sort", "string", "title", "trim", "unique", "upper",
 )
-_COMPARING_TESTS = ("in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "gt", ">", "greaterthan", "le",
-                    "<=", "ge", ">=")
-_REFUSED_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"})
+_CHARGED_TESTS = ("in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "gt", ">", "greaterthan", "le", "<=",
+                  "ge", ">=", "lower", "upper", "even", "odd", "divisibleby")
+_SEQUENCE_METHODS = frozenset({"copy", "count", "index"})
+_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
+    (str, frozenset({
+        "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+        "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join",
+        "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition",
+        "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"})),
+    (int, frozenset({"bit_length"})),
+    (float, frozenset({"is_integer"})),
+    (dict, frozenset({"copy", "get", "items", "keys", "values"})),
+    (list, _SEQUENCE_METHODS),
+    (tuple, _SEQUENCE_METHODS | {"grouper", "list"}),
+    (range, _SEQUENCE_METHODS),
+)
+"""What a template may read of a value of each type; `grouper` and `list` are fields of what `groupby` makes."""
+_JINJA_TYPES = (BlockReference, LoopContext, Macro, Namespace, TemplateReference, Undefined)
+_SLOW_SEARCHES = frozenset({"strip", "lstrip", "rstrip", "trim", "rfind", "rindex", "rsplit", "rpartition"})
+"""They compare each character of the text with each of the operand's, at worst."""
+_MAX_SOUGHT = 64
 _MAX_INDENT = 64
 _MAX_POWER = 64
-_MAX_BITS = 4096
 
 
 def _meter(context: Context) -> Meter:
@@ -98,7 +116,7 @@ def _leading(function: Callable[..., Any], context: Context) -> tuple[Any, ...]:
 
 
 def _charge_growth(meter: Meter, name: str, value: Any, operands: list[Any]) -> None:
-    """Pay beforehand for what `replace`, `join` and `indent` make larger than their operands."""
+    """Pay beforehand for what is larger or takes longer than its operands; refuse what small numbers make huge."""
     if name == "replace" and len(operands) > 1:
         old, new = str(operands[0]), str(operands[1])
         meter.charge(str(value).count(old) * len(new))
@@ -109,6 +127,12 @@ def _charge_growth(meter: Meter, name: str, value: Any, operands: list[Any]) -> 
         if max(widths) > _MAX_INDENT:
             raise jinja2.TemplateRuntimeError(f"indent is limited to {_MAX_INDENT} columns")
         meter.charge((str(value).count("\n") + 1) * _MAX_INDENT)
+    elif name in _SLOW_SEARCHES and any(isinstance(sought, str) and len(sought) > _MAX_SOUGHT for sought in operands):
+        raise jinja2.TemplateRuntimeError(f"{name} is limited to texts of {_MAX_SOUGHT} characters to look for")
+    elif name == "round" and any(isinstance(digits, int) and abs(digits) > _MAX_POWER for digits in operands):
+        raise jinja2.TemplateRuntimeError(f"round is limited to {_MAX_POWER} digits")
+    elif name in ("even", "odd", "divisibleby") and isinstance(value, str):
+        raise jinja2.TemplateRuntimeError(f"{name} is for numbers")
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
@@ -225,7 +249,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = dict(self.tests)
         self.filters = {name: _charged(name, function) for name, function in kept.items()}
         self.filters |= {_TURNS: _charge_turns, _VALUE: _charge_value, _JOINED: _charge_joined}
-        self.tests = self.tests | {name: _charged(name, tests[name]) for name in _COMPARING_TESTS}
+        self.tests = self.tests | {name: _charged(name, tests[name]) for name in _CHARGED_TESTS}
         self.globals = {"range": self.globals["range"], "dict": _plain_dict, "namespace": _Namespace,
                         "raise_exception": _raise_exception}
 
@@ -238,19 +262,27 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return None
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may read this attribute."""
-        return attr not in _REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
+        """Whether a template may read this attribute: known ones of plain values, and Jinja's own objects'."""
+        if not super().is_safe_attribute(obj, attr, value):
+            return False
+        return isinstance(obj, _JINJA_TYPES) or any(attr in names for kind, names in _METHODS if isinstance(obj, kind))
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call something for a template; costs its operands and what it returns."""
+        """Call something for a template; costs its operands and what it returns.
+
+        A macro's operands are free, its body pays; a dict's methods look at no more than they return.
+        """
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         meter = _meter(context)
-        if isinstance(owner, str):
-            if name == "join" and args:
-                args = (list(_charge_turns(context, args[0])),)
-                _charge_growth(meter, "join", args[0], [owner])
-            meter.charge_value((owner, args))
-            _charge_growth(meter, name, owner, list(args) if name == "replace" else [])
+        if isinstance(owner, str) and name == "join" and args:
+            args = (list(_charge_turns(context, args[0])),)
+            _charge_growth(meter, "join", args[0], [owner])
+        if not isinstance(obj, Macro):
+            meter.charge_value((args, kwargs))
+        if isinstance(owner, (str, list, tuple, range)):
+            meter.charge_value(owner)
+            if name != "join":
+                _charge_growth(meter, name, owner, [*args, *kwargs.values()])
         result = super().call(context, obj, *args, **kwargs)
         meter.charge_value(result)
         return result
@@ -263,8 +295,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise jinja2.TemplateRuntimeError("formatting text with % is refused")
         if operator == "**" and abs(right) > _MAX_POWER:
             raise jinja2.TemplateRuntimeError(f"powers over {_MAX_POWER} are refused")
-        if any(isinstance(side, int) and side.bit_length() > _MAX_BITS for side in (left, right)):
-            raise jinja2.TemplateRuntimeError(f"numbers over {_MAX_BITS} bits are refused")
         if operator == "*" and isinstance(left, int) != isinstance(right, int):
             sized, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int):

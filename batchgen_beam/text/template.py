@@ -27,6 +27,7 @@ __all__ = ["BASE_CHARACTERS", "CHARACTERS_PER_INPUT", "ChatTemplate", "missing_t
 BASE_CHARACTERS = 1 << 24
 CHARACTERS_PER_INPUT = 64
 MAX_SOURCE = 1 << 20
+_MAX_CLOCK_FORM = 256
 
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
            MemoryError)
@@ -86,9 +87,15 @@ class ChatTemplate:
         try:
             return self._template.render({
                 **self._specials, "messages": messages, "tools": None, "documents": None,
-                "add_generation_prompt": True, "strftime_now": self._clock.strftime, METER: Meter(characters)})
+                "add_generation_prompt": True, "strftime_now": self._now, METER: Meter(characters)})
         except _FAULTS as error:
             raise RowError(ErrorCode.TEMPLATE_ERROR, f"the chat template says: {_reason(error)}") from error
+
+    def _now(self, form: str) -> str:
+        """The clock as text; widths such as in `%999d` can make it many times as long as its form."""
+        if len(form) > _MAX_CLOCK_FORM:
+            raise jinja2.TemplateRuntimeError(f"strftime_now is limited to forms of {_MAX_CLOCK_FORM} characters")
+        return self._clock.strftime(form)
 
 
 def missing_template(*, column: str, folder: Path) -> InputError:

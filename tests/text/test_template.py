@@ -43,6 +43,12 @@ RENDERED = {
               "{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}"
               "{% set block %}x{{ 1 + 2 * 3 }}{% endset %}{{ block }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "methods": "{% set t = messages[0].content %}{{ t.strip().split(' ')[0].upper() }}{{ t.rstrip('\\n').title() }}"
+               "{{ t.startswith('Be') }}{{ t.endswith(('x', '.')) }}{{ t.find('b') }}{{ t.replace('b', 'c').lower() }}"
+               "{{ messages[0].get('name', 'no') }}{{ messages[0].keys() | list }}{{ t.rsplit('e', 1) }}"
+               "{{ ', '.join(['a', 'b']) }}{{ t.splitlines() }}{{ t.lstrip('B').partition('b')[2] }}"
+               "{{ messages | groupby('role') | map(attribute='grouper') | list }}{{ 4 is even }}"
+               "{{ 9 is divisibleby 3 }}{{ 2.345 | round(1) }}{{ 'a' is lower }}{{ ['a', 'b'].index('b') }}",
     "tuples": "{% for key, value in messages[0].items() %}{{ key }}={{ value }};{% endfor %}{{ (1, 2)[0] }}{{ 7 % 4 }}"
               "{{ {'a': [1, 2]}['a'][1] }}{{ 'ab' * 3 }}{{ range(3) | list }}{{ 'x' in ['x'] }}{{ 1 < 2 < 3 }}",
 }
@@ -79,6 +85,29 @@ BOMBS = {
     "json indent": "{{ messages | tojson(indent=10**9) }}",
     "power": "{{ (9**64)**(9**9) }}",
     "numbers": "{% set n = namespace(x=99) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "slow codec": "{{ ('a' * 1000000).encode('punycode') | length }}",
+    "slow codec by attribute": "{% set f = ['a' * 1000000] | map(attribute='encode') | first %}"
+                               "{{ f('punycode') | length }}",
+    "bytes of a number": "{{ (1).to_bytes(3000000000, 'big') | length }}",
+    "bytes of a text": "{{ (('a' * 1000000).encode() * 3000) | length }}",
+    "number of bytes": "{{ (0).from_bytes([255] * 100000, 'big') }}",
+    "number in base 16": "{% set n = ('f' * 4000000) | int(0, 16) %}{{ n is divisibleby(n - 1) }}",
+    "table of characters": "{{ 'x'.maketrans('x', 'y') }}",
+    "dict from keys": "{{ {}.fromkeys(range(9), 1) }}",
+    "rounding": "{{ 1.5 | round(10**9, 'ceil') }}",
+    "rounding down": "{{ 5 | round(-(10**9)) }}",
+    "format by odd": "{{ '%1000000000d' is odd }}",
+    "format by divisibleby": "{{ '%1000000000d' is divisibleby(1) }}",
+    "many to strip": "{{ ('a' * 4000000).strip('b' * 4000000 ~ 'a') | length }}",
+    "many to trim": "{{ ('a' * 4000000) | trim('b' * 4000000 ~ 'a') | length }}",
+    "searching from the end": "{{ ('a' * 4000000).rfind('ab' ~ 'a' * 2000000) }}",
+    "counting in lists": "{% set l = [1] * 90000 %}{% for i in range(99999) %}{{ l.count(2) }}{% endfor %}",
+    "searching ranges": "{% for i in range(99999) %}{{ 0.5 in range(99999) }}{% endfor %}",
+    "searching values": "{% set d = {'a': 'x' * 1000000} %}{% for i in range(99999) %}{{ 1 in d.values() }}"
+                        "{% endfor %}",
+    "copied namespaces": "{% set n = namespace(l=[]) %}{% set d = dict(a='x' * 100000) %}"
+                         "{% for i in range(99999) %}{% set n.l = namespace(d, b=n.l) %}{% endfor %}",
+    "clock": "{{ strftime_now('%9999d' * 100000) }}",
     "macro recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "loop recursion": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
 }
