@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -44,7 +46,7 @@ def test_three_shards_with_sixty_rows_and_one_id_twice(rows: list[dict[str, obje
 
 def test_six_rows_are_bad(rows: list[dict[str, object]]) -> None:
     """One row for each way to be bad: it is named in its ticket and nowhere else."""
-    bad = {row["ticket_id"]: row for row in rows if str(row["ticket_id"]).startswith("bad-")}
+    bad = {str(row["ticket_id"]): row for row in rows if str(row["ticket_id"]).startswith("bad-")}
     assert sorted(bad) == ["bad-empty", "bad-no-turns", "bad-nothing", "bad-surrogate", "bad-temperature",
                            "bad-too-long"]
     assert bad["bad-empty"]["prompt"] == ""
@@ -59,3 +61,23 @@ def test_answers_are_short(rows: list[dict[str, object]]) -> None:
     """The demo stays a matter of a minute on two cores: few tokens are asked for, and the shards are small."""
     assert max(int(str(row["max_tokens"])) for row in rows) <= 48
     assert sum(shard.stat().st_size for shard in SHARDS) < 64 * 1024
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "name an output folder"),
+    (["{folder}/absent"], "absent holds no results and no failures"),
+    (["{folder}/out", "ticket"], "the results have no column ticket; they have uuid, finish_reason, text"),
+])
+def test_show_results_says_what_is_wrong(arguments: list[str], says: str, tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake in its command ends with 2 and one line."""
+    folder = tmp_path / "out" / "results" / "a.parquet"
+    folder.mkdir(parents=True)
+    table = pa.table({"uuid": ["a"], "finish_reason": ["stop"], "text": ["b"]})
+    pq.write_table(table, folder / "rg-000000-s-0000.parquet")
+    monkeypatch.setattr(sys, "argv", ["show_results.py", *[word.format(folder=tmp_path) for word in arguments]])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(FOLDER / "show_results.py"), run_name="__main__")
+    printed = capsys.readouterr()
+    assert (caught.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert says in printed.err
