@@ -15,9 +15,9 @@ from batchgen_beam.errors import OptionError, OutputError
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts
 from batchgen_beam.records import Fingerprint
-from batchgen_beam.storage.files import normalise_uri
-from batchgen_beam.storage.inputs import InputPlan, plan_input
-from batchgen_beam.storage.run_files import check_output, read_fingerprint
+from batchgen_beam.storage.files import join, normalise_uri
+from batchgen_beam.storage.inputs import InputPlan, check_outside, plan_input
+from batchgen_beam.storage.run_files import FINGERPRINT_FILE, check_output, read_fingerprint
 from batchgen_beam.text.template import missing_template
 from batchgen_beam.transforms.host import HostSettings
 from batchgen_beam.transforms.lanes import lane_count
@@ -50,6 +50,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     _check_place(request.output)
     _check_reach(request.model, runner)
     plan = plan_input(request.inputs, request.columns, limit=request.limit)
+    check_outside(plan, request.output)
     lanes = lane_count(request.lanes, slots=runner.slots, rows=plan.rows, capacity=request.engine.max_rows)
     source = ModelSource(model=request.model, model_cache=request.model_cache, template_file=request.chat_template,
                          clock=_template_clock(request.output, now), eos_ids=request.eos_ids)
@@ -92,7 +93,11 @@ def _check_reach(model: str, runner: RunnerFacts) -> None:
 def _template_clock(output: str, now: datetime) -> datetime:
     previous = read_fingerprint(output)
     date = None if previous is None else dict(previous.facts).get(TEMPLATE_CLOCK)
-    begun = now if date is None else datetime.fromisoformat(date)
+    try:
+        begun = now if date is None else datetime.fromisoformat(date)
+    except ValueError as error:
+        raise OutputError(f"{join(output, FINGERPRINT_FILE)} is damaged ({TEMPLATE_CLOCK} {date!r} is no date); choose "
+                          "another --output, or delete the file if the folder's answers may be replaced") from error
     return datetime(begun.year, begun.month, begun.day, tzinfo=UTC)
 
 

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen_beam.storage.files import join, list_files, read_bytes
-from batchgen_beam.storage.units import FAILURES, RESULTS
+from batchgen_beam.storage.files import join, list_below, read_bytes
+from batchgen_beam.storage.units import FAILURES, RESULTS, UNIT_FILES
 from batchgen_beam.transforms.progress_files import ProgressSample
 
 __all__ = ["show_summary"]
@@ -71,12 +71,14 @@ def _samples(output: str) -> Iterator[str]:
 
 
 def _head(output: str, kind: str, columns: list[str], count: int) -> list[dict[str, Any]]:
-    """The first rows of the first files."""
+    """The first rows of the first units' files; what else lies there is not ours to read."""
     rows: list[dict[str, Any]] = []
-    for path in list_files(join(output, kind, "**.parquet")):
+    for name in list_below(join(output, kind), UNIT_FILES):
         if len(rows) >= count:
             break
-        file = pq.ParquetFile(pa.BufferReader(read_bytes(path)))
+        file = pq.ParquetFile(pa.BufferReader(read_bytes(join(output, kind, name))))
+        if not set(columns) <= set(file.schema_arrow.names):
+            continue
         for batch in file.iter_batches(batch_size=count, columns=columns):
             rows += batch.to_pylist()
             break

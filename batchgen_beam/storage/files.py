@@ -18,8 +18,8 @@ from apache_beam.io.filesystems import FileSystems
 
 from batchgen_beam.errors import UserError
 
-__all__ = ["check_store", "exists", "join", "list_below", "list_files", "move", "normalise_uri", "open_stored",
-           "read_bytes", "remove", "write_atomically"]
+__all__ = ["check_file", "check_store", "exists", "join", "list_below", "list_files", "move", "normalise_uri",
+           "open_stored", "read_bytes", "remove", "write_atomically"]
 
 _PLAIN = CompressionTypes.UNCOMPRESSED
 _FILE_SCHEME = "file://"
@@ -56,6 +56,26 @@ def check_store(path: str, refusal: type[UserError]) -> None:
         exists(path)
     except (ValueError, AssertionError, BeamIOError) as error:  # what Beam raises without file system or its client
         raise refusal(f"{normalise_uri(path)} can't be reached: {_remedy(path)} ({error})") from error
+
+
+def check_file(uri: str, refusal: type[UserError]) -> None:
+    """Raise `refusal` where a local path is no readable file (a folder, a pipe), or a name is not UTF-8.
+
+    Does not open it: whoever opens a pipe waits for its writer.
+    """
+    try:
+        uri.encode()
+    except UnicodeEncodeError as error:
+        raise refusal(f"{uri!a} has a name that is not UTF-8; rename it") from error
+    if not uri.startswith(_FILE_SCHEME):
+        return
+    path = uri.removeprefix(_FILE_SCHEME)
+    if os.path.isdir(path):
+        raise refusal(f"{uri} is a folder; name its files by a pattern such as {path}/*")
+    if not os.path.isfile(path):
+        raise refusal(f"{uri} is no regular file but a pipe, a device or a broken link; name a file")
+    if not os.access(path, os.R_OK):
+        raise refusal(f"{uri} can't be read: no permission; change its mode, or leave it out")
 
 
 def _remedy(path: str) -> str:

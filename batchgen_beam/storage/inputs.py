@@ -13,14 +13,15 @@ import pyarrow as pa
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.files import check_store, list_files
+from batchgen_beam.storage.files import check_file, check_store, list_files, normalise_uri
 from batchgen_beam.storage.jsonl_input import LINE_EXTENSIONS, count_lines, read_lines
-from batchgen_beam.storage.parquet_input import ParquetFooter, kept_types, read_footer, read_row_group
+from batchgen_beam.storage.kept_columns import kept_types
+from batchgen_beam.storage.parquet_input import ParquetFooter, read_footer, read_row_group
 from batchgen_beam.storage.raw_rows import RawBatch
 from batchgen_beam.storage.schemas import check_kept_names
 from batchgen_beam.storage.units import check_distinct_paths
 
-__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "plan_input", "read_task"]
+__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "check_outside", "plan_input", "read_task"]
 
 ROW_GROUP_BYTES = 512 << 20
 """Row groups whose needed columns are larger than this, uncompressed, draw a warning: each is read by one worker."""
@@ -107,7 +108,17 @@ def _matched(patterns: Sequence[str]) -> list[str]:
         uris.update(found)
     for uri in sorted(uris):
         _check_extension(uri)
+        check_file(uri, InputError)
     return sorted(uris)
+
+
+def check_outside(plan: InputPlan, output: str) -> None:
+    """Refuse an input file inside the output folder: its answers would be questions of the next run."""
+    inside = f"{normalise_uri(output).rstrip('/')}/"
+    for file in plan.files:
+        if file.uri.startswith(inside):
+            raise InputError(f"input {file.uri} lies inside --output {output}; choose an --output outside the input, "
+                             "or an --input pattern that does not reach into it")
 
 
 def _is_parquet(uri: str) -> bool:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage.arrow_values import storable_text
 from batchgen_beam.storage.files import open_stored
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow, asked_columns
 
@@ -28,6 +29,8 @@ LINE_EXTENSIONS = tuple(name + packed for name in _NAMES for packed in ("", *_CO
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 16 << 20
+_LINE_BYTES = 64 << 20
+"""Longer lines are not kept in memory: they are rows with a problem."""
 _MAX_DEPTH = 64
 """Deeper values can't be walked or pickled safely; no chat message or schema comes near."""
 _BOM = b"\xef\xbb\xbf"
@@ -49,20 +52,26 @@ def _opened(uri: str) -> Iterator[BinaryIO | pa.NativeFile]:
 
 
 def _lines(uri: str) -> Iterator[tuple[int, bytes]]:
+    """Every line with its number; of one that is too long only the beginning, which is longer than `_LINE_BYTES`."""
     with _opened(uri) as handle:
-        number, rest = 0, b""
+        number, room = 0, _LINE_BYTES + 1
+        parts: list[bytes] = []
         while block := handle.read(_READ_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                yield number, line
-                number += 1
-        yield number, rest
+            for index, piece in enumerate(block.split(b"\n")):
+                if index:
+                    yield number, b"".join(parts)
+                    number, parts, room = number + 1, [], _LINE_BYTES + 1
+                if room:
+                    parts.append(piece[:room])
+                    room -= len(parts[-1])
+        yield number, b"".join(parts)
 
 
 def _rows(uri: str) -> Iterator[tuple[int, bytes]]:
     for number, line in _lines(uri):
-        content = (line.removeprefix(_BOM) if number == 0 else line).strip()
-        if content:
+        if len(line) > _LINE_BYTES:
+            yield number, line
+        elif content := (line.removeprefix(_BOM) if number == 0 else line).strip():
             yield number, content
 
 
@@ -79,7 +88,8 @@ def count_lines(uri: str, limit: int) -> int:
 def read_lines(uri: str, columns: InputColumns, kept: pa.Schema) -> Iterator[RawBatch]:
     """The file's rows in order, in batches of at most 1,000 rows or about 16 MiB.
 
-    A kept column is text: JSON strings as they are, any other value as compact JSON.
+    A kept column is text: JSON strings as they are, any other value as compact JSON.  Lines need not have the same
+    keys: a kept column is null in every line without it, also where that is every line.
     """
     rows: list[RawRow] = []
     keeps: list[list[str | None]] = []
@@ -97,6 +107,8 @@ def read_lines(uri: str, columns: InputColumns, kept: pa.Schema) -> Iterator[Raw
 
 
 def _parse(line: bytes, number: int) -> tuple[dict[str, object], str | None]:
+    if len(line) > _LINE_BYTES:
+        return {}, f"line {number + 1} is longer than {_LINE_BYTES} bytes"
     try:
         record = json.loads(line.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -143,5 +155,4 @@ def _kept_columns(rows: list[list[str | None]], kept: pa.Schema) -> pa.RecordBat
 def _kept_text(value: object) -> str | None:
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace").decode()
+    return storable_text(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen_beam.records import Failure, Outcome, OutputUnit, TokenLogprobs
+from batchgen_beam.storage.arrow_values import storable_text
 from batchgen_beam.storage.files import exists, join, list_below, move, remove, write_atomically
 from batchgen_beam.storage.schemas import FAILURE_SCHEMA, LOGPROBS, RESULT_SCHEMA
 from batchgen_beam.storage.units import FAILURES, RESULTS, UNIT_FILES, PlacedAnswer, published_name
@@ -120,10 +121,10 @@ def _own_columns(published: PublishedUnit, rows: Sequence[tuple[int, PlacedAnswe
         "uuid": [o.key.uuid for o in outcomes],
         "occurrence": [place.occurrence for _, place, _ in rows],
         "choice_index": [o.choice_index for o in outcomes],
-        "text": [None if o.text is None else _storable(o.text) for o in outcomes],
+        "text": [None if o.text is None else storable_text(o.text) for o in outcomes],
         "token_ids": _token_lists(outcomes),
         "finish_reason": [str(o.finish_reason) for o in outcomes],
-        "stop_reason": [None if o.stop_reason is None else _storable(str(o.stop_reason)) for o in outcomes],
+        "stop_reason": [None if o.stop_reason is None else storable_text(str(o.stop_reason)) for o in outcomes],
         "prompt_tokens": [o.prompt_tokens for o in outcomes],
         "cached_tokens": [o.cached_tokens for o in outcomes],
         "completion_tokens": [o.completion_tokens for o in outcomes],
@@ -163,8 +164,8 @@ def failures_table(published: PublishedUnit) -> pa.Table:
         "uuid": [failure.key.uuid for _, failure in rows],
         "occurrence": [place.occurrence for place, _ in rows],
         "code": [str(failure.code) for _, failure in rows],
-        "message": [_storable(failure.message) for _, failure in rows],
-        "prompt_head": [_storable(failure.prompt_head) for _, failure in rows],
+        "message": [storable_text(failure.message) for _, failure in rows],
+        "prompt_head": [storable_text(failure.prompt_head) for _, failure in rows],
         **_position_columns(published.unit, [place for place, _ in rows]),
     }
     arrays = [_array(columns[field.name], field.type) for field in FAILURE_SCHEMA]
@@ -173,10 +174,6 @@ def failures_table(published: PublishedUnit) -> pa.Table:
 
 def _array(column: Column, kind: pa.DataType) -> pa.Array:
     return column if isinstance(column, pa.Array) else pa.array(column, kind)
-
-
-def _storable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray[Any, Any]) -> pa.Array:

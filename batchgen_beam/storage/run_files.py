@@ -64,7 +64,7 @@ def read_fingerprint(output: str) -> Fingerprint | None:
         return None
     try:
         return Fingerprint.of(json.loads(read_bytes(path))["facts"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OutputError(f"{path} is damaged ({error!r}); choose another --output, or delete the file "
                           "if the folder's answers may be replaced") from error
 

@@ -47,8 +47,9 @@ RESULT_SCHEMA = pa.schema([
     _required("queue_seconds", pa.float64()),
     _required("generate_seconds", pa.float64()),
 ])
-"""Columns of `results/`; the kept input columns follow with their own types.  `occurrence` counts the earlier rows with
-the same id in the same file; a seed of 2**63 or more is stored as the signed number of the same 64 bits."""
+"""Columns of `results/`; the kept input columns follow with their own types, bytes of
+texts that are not UTF-8 as escapes such as `\\udcff`.  `occurrence` counts the earlier rows with the same id in the
+same file; a seed of 2**63 or more is stored as the signed number of the same 64 bits."""
 
 FAILURE_SCHEMA = pa.schema([
     _required("uuid", pa.string()),

@@ -131,7 +131,7 @@ def _clipped(value: object) -> str:
 def _only_source(values: Mapping[str, object]) -> tuple[str, object]:
     given = [name for name in _SOURCES if values.get(name) is not None]
     if not given:
-        raise invalid_row("null prompt and null messages: the row asks nothing")
+        raise invalid_row("prompt, messages and token_ids are all null or absent: the row asks nothing")
     if len(given) > 1:
         raise invalid_row(f"{' and '.join(given)} are given; exactly one may have a value")
     return given[0], values[given[0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pytest
 from batchgen_beam.errors import InputError, OptionError
 from batchgen_beam.records import OutputUnit
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.inputs import plan_input
+from batchgen_beam.storage.inputs import check_outside, plan_input
+from batchgen_beam.storage.kept_columns import kept_types
 from batchgen_beam.storage.units import Manifest, check_distinct_paths, published_name, unit_text
 from tests.support.storing import read_all, write_lines, write_table
 
@@ -47,6 +49,33 @@ def test_unusable_patterns_are_named(tmp_path: Path, name: str, message: str) ->
         plan_input([f"{tmp_path}/{name}"], InputColumns())
 
 
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
+def test_what_is_no_file_is_named(tmp_path: Path, name: str) -> None:
+    """A folder, a pipe (which is never opened) and a broken link with the name of a shard are refused in one line."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / name).mkdir()
+    os.mkfifo(tmp_path / name)
+    for path, message in ((f"folder/{name}", "is a folder"), (name, "is no regular file")):
+        with pytest.raises(InputError, match=f"{path} {message}") as refusal:
+            plan_input([f"{tmp_path}/{path}"], InputColumns())
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """File names are bytes: one that is not UTF-8 could be neither an id nor a published name."""
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_text('{"prompt": "x"}')
+    with pytest.raises(InputError, match=r"\\udcff\.jsonl' has a name that is not UTF-8"):
+        plan_input([f"{tmp_path}/*"], InputColumns())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    """A file that may not be read is refused before anything starts."""
+    write_table(tmp_path / "a.parquet", prompts(1)).chmod(0)
+    with pytest.raises(InputError, match=r"a\.parquet can't be read: no permission"):
+        plan_input([f"{tmp_path}/*"], InputColumns())
+
+
 def test_an_unreachable_store_is_named_with_its_remedy() -> None:
     """A pattern of a scheme that nothing here can open is the user's mistake, not a crash."""
     with pytest.raises(InputError, match=r"nonsense://b/\*\.parquet can't be reached: use a local path or one of gs://"):
@@ -80,6 +109,42 @@ def test_kept_types_must_go_together(tmp_path: Path) -> None:
     write_table(tmp_path / "d.parquet", {"prompt": ["x"], "k": ["text"]})
     with pytest.raises(InputError, match=r"'k' is string in .*d\.parquet and int64 elsewhere"):
         plan_input([f"{tmp_path}/*"], columns)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [
+    (pa.int32(), pa.float64()), (pa.uint32(), pa.int64()), (pa.float32(), pa.float64()), (pa.int8(), pa.float32()),
+    (pa.null(), pa.timestamp("s")), (pa.list_(pa.int8()), pa.list_(pa.int32())), (pa.large_string(), pa.string()),
+    (pa.decimal128(5, 2), pa.decimal128(9, 3)), (pa.string(), pa.binary()),
+    (pa.struct([("a", pa.int8())]), pa.struct([("a", pa.int16())])),
+    (pa.dictionary(pa.int8(), pa.string()), pa.string()),
+])
+def test_kept_types_are_widened_where_every_value_fits(narrow: pa.DataType, wide: pa.DataType) -> None:
+    """The common type does not depend on the order of the files."""
+    for kinds in ((narrow, wide), (wide, narrow)):
+        footers = [(f"{index}", pa.schema([("k", kind)])) for index, kind in enumerate(kinds)]
+        assert kept_types(footers, ["k"]).field("k").type == wide
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    (pa.int64(), pa.float64()), (pa.timestamp("s"), pa.timestamp("ns")), (pa.int64(), pa.uint64()),
+    (pa.date32(), pa.timestamp("ns")), (pa.duration("s"), pa.duration("ns")),
+    (pa.list_(pa.int64()), pa.list_(pa.float64())), (pa.struct([("a", pa.int8())]), pa.struct([("b", pa.int8())])),
+])
+def test_kept_types_that_lose_values_are_refused(one: pa.DataType, other: pa.DataType) -> None:
+    """Types that Arrow would join, although some value of one has no place in the other, are refused by name."""
+    for kinds in ((one, other), (other, one)):
+        footers = [(f"{index}", pa.schema([("k", kind)])) for index, kind in enumerate(kinds)]
+        with pytest.raises(InputError, match=r"kept column 'k' is .*convert one of them"):
+            kept_types(footers, ["k"])
+
+
+def test_input_inside_the_output_is_refused(tmp_path: Path) -> None:
+    """A pattern that reaches into the output would take answers for questions; neighbours of like name may be read."""
+    path = write_table(tmp_path / "out-1" / "a.parquet", prompts(1))
+    plan = plan_input([f"{tmp_path}/**.parquet"], InputColumns())
+    check_outside(plan, f"{tmp_path}/out")
+    with pytest.raises(InputError, match=rf"{path} lies inside --output .*out-1/; choose"):
+        check_outside(plan, f"{tmp_path}/out-1/")
 
 
 def test_units_are_slices_in_order(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
+from batchgen_beam.storage import jsonl_input
 from batchgen_beam.storage.inputs import plan_input
 from batchgen_beam.storage.jsonl_input import count_lines
 from tests.support.storing import read_all, write_lines, write_table
@@ -32,6 +34,29 @@ def test_lines_longer_than_a_block(tmp_path: Path) -> None:
     prompts = ["x" * 3_000_000, "short", "y" * 2_000_000]
     rows, _, _ = read_all(write_lines(tmp_path / "a.jsonl", [{"prompt": text} for text in prompts]))
     assert [row.values["prompt"] for row in rows] == prompts
+
+
+def test_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line over the limit is a row with a problem, of which no more than that is kept; its neighbours are read."""
+    monkeypatch.setattr(jsonl_input, "_LINE_BYTES", 3_000_000)
+    fits = '{"prompt": "' + "x" * 2_999_986 + '"}'
+    assert len(fits) == 3_000_000
+    path = write_lines(tmp_path / "a.jsonl", [fits, fits + " ", " " * 5_000_000, {"prompt": "y"}])
+    rows, placements, _ = read_all(path)
+    assert [row.problem for row in rows] == [
+        None, "line 2 is longer than 3000000 bytes", "line 3 is longer than 3000000 bytes", None]
+    assert [place.row for place in placements] == [0, 1, 2, 3]
+    assert rows[3].values == {"prompt": "y"}
+
+
+def test_a_file_without_newlines_is_read_once(tmp_path: Path) -> None:
+    """The time of a long line grows with its length, not with its square: each block is joined once."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * (80 << 20))
+    begun = time.process_time()
+    rows, _, _ = read_all(path)
+    assert rows[0].problem == "line 1 is longer than 67108864 bytes"
+    assert time.process_time() - begun < 2.0  # 0.1 s here; joining at every block copies 3 GB
 
 
 @pytest.mark.parametrize(("line", "reason"), [

@@ -119,6 +119,91 @@ def _unchecked(values: list[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(binary), binary.buffers(), binary.null_count)
 
 
+def test_dictionaries_with_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """A dictionary's text that is not UTF-8 fails its own rows only; other columns, kept ones too, are as before."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, None] * 1500), _unchecked([b"ok", b"\xff"]))
+    path = write_table(tmp_path / "a.parquet", {
+        "prompt": texts, "seed": pa.array(range(4500), pa.int64()), "k": pa.array(range(4500), pa.duration("s"))},
+        row_group_size=4500)
+    rows, _, manifests = read_all(path, InputColumns(keep=("k",)))
+    assert [row.values.get("prompt") for row in rows] == ["ok", "\udcff", None] * 1500
+    assert [row.values["seed"] for row in rows] == list(range(4500))
+    kept = pa.ipc.open_stream(manifests[0].kept).read_all().column("k")
+    assert kept.cast(pa.int64()).to_pylist() == list(range(4500))
+    alone = write_table(tmp_path / "b.parquet", {"prompt": texts})
+    assert len(read_all(alone)[0]) == 4500
+
+
+def test_plain_reading_of_dictionaries_changes_no_key(tmp_path: Path) -> None:
+    """A column of texts gives the same rows as the same texts without dictionary."""
+    texts = pa.array(["a", "b", None, "a"])
+    plain, _, _ = read_all(write_table(tmp_path / "a.parquet", {"uuid": list("wxyz"), "prompt": texts}))
+    coded, _, _ = read_all(write_table(tmp_path / "b.parquet", {"uuid": list("wxyz"),
+                                                                "prompt": texts.dictionary_encode()}))
+    assert plain == coded
+
+
+@pytest.mark.parametrize("column", [
+    pa.array([1, 1_000_000_001], pa.timestamp("ns")), pa.array([1, 2**62], pa.timestamp("us")),
+    pa.array([1, 2**30], pa.date32()), pa.array([1, 2**62], pa.duration("s")),
+    pa.array([1, 2], pa.timestamp("us", "Mars/Base")),
+], ids=str)
+@pytest.mark.parametrize("name", ["seed", "stop", "prompt"])
+def test_values_that_python_cannot_hold_fail_their_row(tmp_path: Path, column: pa.Array, name: str) -> None:
+    """Such a cell is a value of its row, which no column may hold, never an end of the reading."""
+    columns = {"prompt": pa.array(["x", "y"]), name: column}
+    rows, _, _ = read_all(write_table(tmp_path / "a.parquet", columns))
+    value = rows[1].values[name]
+    assert isinstance(value, bytes)
+    assert value.startswith(str(column.type).encode())
+    assert not isinstance(rows[0].values[name], int | str)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.string()), pa.struct([("a", pa.string())]),
+                                  pa.map_(pa.string(), pa.string())], ids=str)
+def test_kept_bytes_that_are_no_text_are_escaped(tmp_path: Path, kind: pa.DataType) -> None:
+    """Kept texts can always be read again, at any depth; what was text stays as it was, and so do nulls."""
+    texts = _unchecked([b"good", b"\xff!", b"ok"])
+    column = {
+        pa.string(): texts,
+        pa.list_(pa.string()): pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), texts),
+        pa.struct([("a", pa.string())]): pa.StructArray.from_arrays([texts], ["a"]),
+        pa.map_(pa.string(), pa.string()): pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), texts, texts),
+    }[kind]
+    column = pa.concat_arrays([column, pa.nulls(1, kind)])
+    path = write_table(tmp_path / "a.parquet", {"prompt": ["x"] * 4, "k": column})
+    _, _, manifests = read_all(path, InputColumns(keep=("k",)))
+    kept = pa.ipc.open_stream(manifests[0].kept).read_all().column("k")
+    kept.validate(full=True)
+    shape = {"struct": lambda t: {"a": t}, "list": lambda t: [t], "map": lambda t: [(t, t)]}.get(
+        str(kind).partition("<")[0], str)
+    assert kept.to_pylist() == [shape("good"), shape("\\udcff!"), shape("ok"), None]
+
+
+def test_a_damaged_page_is_named(tmp_path: Path) -> None:
+    """A row group whose data can't be read is named with its file, in one line that says what to do."""
+    texts = [f"{index * 7919}" * 20 for index in range(300)]
+    path = write_table(tmp_path / "a.parquet", {"prompt": texts}, row_group_size=100)
+    start = pq.read_metadata(path).row_group(1).column(0).dictionary_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + 300] = b"\xaa" * 300
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"a\.parquet can't be read as Parquet in row group 1: .*write") as seen:
+        read_all(path)
+    assert "\n" not in str(seen.value)
+    assert len(str(seen.value)) < 1000
+
+
+def test_a_damaged_footer_is_named(tmp_path: Path) -> None:
+    """A footer that is no footer is refused before anything runs."""
+    path = write_table(tmp_path / "a.parquet", {"prompt": ["x"]})
+    data = bytearray(path.read_bytes())
+    data[-60:-8] = b"\xaa" * 52
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"a\.parquet can't be read as Parquet: [^\n]*$"):
+        plan_input([str(path)], InputColumns())
+
+
 def test_only_needed_columns_are_measured(tmp_path: Path) -> None:
     """The bytes of a row group are those of the columns that are read."""
     path = write_table(tmp_path / "a.parquet", {

@@ -66,6 +66,13 @@ def test_a_damaged_print_is_named(tmp_path: Path, text: str) -> None:
         start_run(str(tmp_path), OURS)
 
 
+def test_a_folder_in_the_place_of_the_print_is_named(tmp_path: Path) -> None:
+    """What can't be read as a file is refused like what is damaged."""
+    (tmp_path / "fingerprint.json").mkdir()
+    with pytest.raises(OutputError, match=r"fingerprint\.json is damaged"):
+        start_run(str(tmp_path), OURS)
+
+
 def test_the_report_of_a_run(tmp_path: Path) -> None:
     """`run.json` and `_runs/<run>.json` say the same, `_SUCCESS` is empty; the keys are frozen."""
     totals = RunTotals(units=1, rows=3, results=2, failures={"EMPTY_PROMPT": 1})

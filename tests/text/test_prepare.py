@@ -38,8 +38,8 @@ def preparing(tokenizer: Tokenizer) -> Preparer:
 
 
 @pytest.mark.parametrize(("values", "code", "words"), [
-    ({}, ErrorCode.INVALID_ROW, "null prompt and null messages"),
-    ({"prompt": None, "messages": None, "token_ids": None}, ErrorCode.INVALID_ROW, "null prompt and null messages"),
+    ({}, ErrorCode.INVALID_ROW, "token_ids are all null"),
+    ({"prompt": None, "messages": None, "token_ids": None}, ErrorCode.INVALID_ROW, "token_ids are all null"),
     ({"prompt": "x", "messages": [USER]}, ErrorCode.INVALID_ROW, "prompt and messages are given"),
     ({"prompt": "x", "token_ids": [1]}, ErrorCode.INVALID_ROW, "prompt and token_ids"),
     ({"prompt": 7}, ErrorCode.INVALID_ROW, "got int"),
