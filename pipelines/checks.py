@@ -16,7 +16,7 @@ from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.storage.files import join, normalise_uri
-from batchgen_beam.storage.inputs import InputPlan, check_outside, plan_input
+from batchgen_beam.storage.inputs import InputPlan, plan_input
 from batchgen_beam.storage.run_files import FINGERPRINT_FILE, check_output, read_fingerprint
 from batchgen_beam.text.template import missing_template
 from batchgen_beam.transforms.host import HostSettings
@@ -49,8 +49,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     """
     _check_place(request.output)
     _check_reach(request.model, runner)
-    plan = plan_input(request.inputs, request.columns, limit=request.limit)
-    check_outside(plan, request.output)
+    plan = plan_input(request.inputs, request.columns, output=request.output, limit=request.limit)
     lanes = lane_count(request.lanes, slots=runner.slots, rows=plan.rows, capacity=request.engine.max_rows)
     source = ModelSource(model=request.model, model_cache=request.model_cache, template_file=request.chat_template,
                          clock=_template_clock(request.output, now), eos_ids=request.eos_ids)

@@ -21,7 +21,7 @@ from batchgen_beam.storage.raw_rows import RawBatch
 from batchgen_beam.storage.schemas import check_kept_names
 from batchgen_beam.storage.units import check_distinct_paths
 
-__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "check_outside", "plan_input", "read_task"]
+__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "plan_input", "read_task"]
 
 ROW_GROUP_BYTES = 512 << 20
 """Row groups whose needed columns are larger than this, uncompressed, draw a warning: each is read by one worker."""
@@ -78,15 +78,17 @@ class InputPlan:
         return total
 
 
-def plan_input(patterns: Sequence[str], columns: InputColumns, *, limit: int | None = None,
-               row_group_bytes: int = ROW_GROUP_BYTES) -> InputPlan:
+def plan_input(patterns: Sequence[str], columns: InputColumns, *, output: str | None = None,
+               limit: int | None = None, row_group_bytes: int = ROW_GROUP_BYTES) -> InputPlan:
     """Match the patterns and check every footer.
 
     An `InputError` names the pattern that matches nothing or whose store can't be used here, or the file and what is
-    wrong with it.  `limit` keeps the first rows only, files sorted by name.
+    wrong with it, such as that it lies inside `output`.  `limit` keeps the first rows only, files sorted by name.
     """
     check_kept_names(columns.keep)
     uris = _matched(patterns)
+    if output is not None:
+        _check_outside(uris, output)
     check_distinct_paths(uris)
     footers = {uri: read_footer(uri, columns) for uri in uris if _is_parquet(uri)}
     schemas = [(uri, footers[uri].schema if uri in footers else _text_schema(columns.keep)) for uri in uris]
@@ -112,12 +114,12 @@ def _matched(patterns: Sequence[str]) -> list[str]:
     return sorted(uris)
 
 
-def check_outside(plan: InputPlan, output: str) -> None:
-    """Refuse an input file inside the output folder: its answers would be questions of the next run."""
+def _check_outside(uris: Sequence[str], output: str) -> None:
+    """Answers must not be the next run's questions."""
     inside = f"{normalise_uri(output).rstrip('/')}/"
-    for file in plan.files:
-        if file.uri.startswith(inside):
-            raise InputError(f"input {file.uri} lies inside --output {output}; choose an --output outside the input, "
+    for uri in uris:
+        if uri.startswith(inside):
+            raise InputError(f"input {uri} lies inside --output {output}; choose an --output outside the input, "
                              "or an --input pattern that does not reach into it")
 
 

@@ -12,7 +12,7 @@ import pytest
 from batchgen_beam.errors import InputError, OptionError
 from batchgen_beam.records import OutputUnit
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.inputs import check_outside, plan_input
+from batchgen_beam.storage.inputs import plan_input
 from batchgen_beam.storage.kept_columns import kept_types
 from batchgen_beam.storage.units import Manifest, check_distinct_paths, published_name, unit_text
 from tests.support.storing import read_all, write_lines, write_table
@@ -140,11 +140,11 @@ def test_kept_types_that_lose_values_are_refused(one: pa.DataType, other: pa.Dat
 
 def test_input_inside_the_output_is_refused(tmp_path: Path) -> None:
     """A pattern that reaches into the output would take answers for questions; neighbours of like name may be read."""
-    path = write_table(tmp_path / "out-1" / "a.parquet", prompts(1))
-    plan = plan_input([f"{tmp_path}/**.parquet"], InputColumns())
-    check_outside(plan, f"{tmp_path}/out")
+    path = write_table(tmp_path / "out-1" / "a.parquet", {"text": ["an answer"]})
+    write_table(tmp_path / "a.parquet", prompts(1))
     with pytest.raises(InputError, match=rf"{path} lies inside --output .*out-1/; choose"):
-        check_outside(plan, f"{tmp_path}/out-1/")
+        plan_input([f"{tmp_path}/**.parquet"], InputColumns(), output=f"{tmp_path}/out-1/")
+    assert plan_input([f"{tmp_path}/a.parquet"], InputColumns(), output=f"{tmp_path}/a").rows == 1
 
 
 def test_units_are_slices_in_order(tmp_path: Path) -> None:
