@@ -26,7 +26,11 @@ __all__ = ["JobSpec", "build_job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """All that the graph depends on.  `facts` go into the run's report; `clock` gives seconds since the epoch."""
+    """All that the graph depends on.
+
+    `facts` go into the run's report; `content` is the digest of its content print; `clock` gives seconds since the
+    epoch.
+    """
 
     plan: InputPlan
     columns: InputColumns
@@ -36,6 +40,7 @@ class JobSpec:
     lanes: int
     handle: HostHandle
     facts: Mapping[str, object]
+    content: str
     clock: Callable[[], float]
 
 
@@ -48,5 +53,6 @@ def build_job(pipeline: beam.Pipeline, job: JobSpec) -> beam.PCollection:
     routed = keyed | "RouteToUnits" >> RouteToUnits(rows=job.plan.rows)
     units = (read.manifests, routed.placed) | "Publish" >> Publish(job.output, model=job.model)
     repeated = read.placements | "CountRepeatedIds" >> CountRepeatedIds()
-    finish = FinishRun(job.output, job.run, job.facts, rows=job.plan.rows, clock=job.clock)
+    finish = FinishRun(job.output, job.run, job.facts, rows=job.plan.rows, clock=job.clock,
+                       content=job.content)
     return (units, routed.totals, repeated) | "Finish" >> finish

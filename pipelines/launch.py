@@ -6,14 +6,13 @@ final report.  Does not know what the checks are (`checks`) nor the graph (`buil
 
 from __future__ import annotations
 
-import logging
-import signal
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NoReturn, Self, TextIO
+from typing import Any, TextIO
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import SetupOptions
@@ -23,7 +22,7 @@ from batchgen_beam.pipelines.checks import CheckedRun, check_run
 from batchgen_beam.pipelines.options import BatchgenOptions
 from batchgen_beam.pipelines.progress import ProgressDisplay
 from batchgen_beam.pipelines.request import RunRequest
-from batchgen_beam.pipelines.runners import RunnerFacts, pin_runner
+from batchgen_beam.pipelines.runners import RunnerFacts, check_runner_options, pin_runner
 from batchgen_beam.pipelines.summary import show_summary
 from batchgen_beam.pipelines.worker_faults import user_error_in
 from batchgen_beam.storage.run_files import read_report, start_run, write_engine_figures
@@ -50,7 +49,7 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     """Run the main job; returns how many rows failed.
 
     Raises `UserError` where something is refused, before Beam starts or by a worker, `FatalError` or Beam's
-    `RuntimeError` where the job stopped, `KeyboardInterrupt` when it was interrupted.
+    `RuntimeError` where the job stopped.  An interrupt may come out as any of them, or as `KeyboardInterrupt`.
     """
     request = RunRequest.of(options)
     runner = pin_runner(options)
@@ -58,6 +57,7 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     now = datetime.now(UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
     checked = check_run(request, runner, now=now, progress=progress_folder(request.output, run))
+    check_runner_options(options)
     for line in filter(None, (runner.note, *checked.plan.warnings)):
         streams.note(line)
     if checked.not_applied:
@@ -96,7 +96,8 @@ def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: 
         "not_applied": list(checked.not_applied),
     }
     return JobSpec(plan=checked.plan, columns=request.columns, output=request.output, run=run,
-                   model=_model_name(request.model), lanes=checked.lanes, handle=handle, facts=facts, clock=time.time)
+                   model=_model_name(request.model), lanes=checked.lanes, handle=handle, facts=facts,
+                   content=checked.fingerprint.digest, clock=time.time)
 
 
 def _model_name(model: str) -> str:
@@ -106,14 +107,12 @@ def _model_name(model: str) -> str:
 def _run_pipeline(options: BatchgenOptions, job: JobSpec, display: ProgressDisplay) -> dict[str, Any]:
     """Run the job to its end; gives its report."""
     options.view_as(SetupOptions).save_main_session = False
-    with _Interrupts() as interrupts, display:
+    with display:
         try:
             pipeline = beam.Pipeline(options=options)
             build_job(pipeline, job)
             pipeline.run().wait_until_finish()
         except RuntimeError as error:
-            if interrupts.seen:
-                raise KeyboardInterrupt from error
             mistake = user_error_in(error)
             if mistake is not None:
                 raise mistake from error
@@ -123,33 +122,6 @@ def _run_pipeline(options: BatchgenOptions, job: JobSpec, display: ProgressDispl
     return report
 
 
-class _Interrupts:
-    """While it is open, Ctrl-C and a termination signal both interrupt the main thread, and are remembered.
-
-    A local runner works in the main thread and reports the interrupt as the failure of some step.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.seen = False
-
-    def __enter__(self) -> Self:
-        self._silenced = logging.root.manager.disable
-        self._before = {number: signal.signal(number, self._interrupt) for number in self.SIGNALS}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        logging.disable(self._silenced)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _interrupt(self, number: int, frame: object) -> NoReturn:
-        self.seen = True
-        logging.disable()
-        raise KeyboardInterrupt
-
-
 def _report(job: JobSpec, report: Mapping[str, Any], display: ProgressDisplay, streams: Streams) -> int:
     readings = read_samples(progress_folder(job.output, job.run))
     if readings.unreadable:
@@ -157,4 +129,7 @@ def _report(job: JobSpec, report: Mapping[str, Any], display: ProgressDisplay, s
     figures = total(readings.samples)
     write_engine_figures(job.output, job.run, {
         **figures.as_facts(), "unreadable_samples": readings.unreadable, "timeline": display.timeline.as_facts()})
-    return show_summary(report, figures, output=job.output, stream=streams.out)
+    with suppress(BrokenPipeError):  # nobody reads the summary; the job is done all the same
+        show_summary(report, figures, output=job.output, stream=streams.out)
+    failed: int = report["counts"]["failed"]
+    return failed

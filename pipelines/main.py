@@ -6,6 +6,7 @@ Owns the exit codes: 0 done, 3 done with failed rows, 2 the user's mistake, 130 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from batchgen_beam.errors import OptionError, UserError
+from batchgen_beam.pipelines.interrupts import INTERRUPTED, INTERRUPTED_MESSAGE, Interrupts
 
 __all__ = ["COMMANDS", "FATAL", "INTERRUPTED", "OK", "ROWS_FAILED", "USER_ERROR", "main"]
 
@@ -21,7 +23,6 @@ OK = 0
 FATAL = 1
 USER_ERROR = 2
 ROWS_FAILED = 3
-INTERRUPTED = 130
 
 COMMANDS = {
     "run": "answer every row of Parquet or JSONL files",
@@ -35,9 +36,20 @@ _HELP = ("-h", "--help")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code and writes one message for each mistake."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with _Ending() as ending:
+    with Interrupts() as interrupts, _Ending(interrupts) as ending:
         ending.code = _dispatch(given)
+    _flush_output()
     return ending.code
+
+
+def _flush_output() -> None:
+    """Give away what is left to say; where nobody reads it (`| head`), it goes nowhere, and the exit code stands."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class _Ending:
@@ -46,8 +58,9 @@ class _Ending:
     A mistake is told by its message alone; any fault shows where it came from before that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: Interrupts) -> None:
         self.code = OK
+        self._interrupts = interrupts
 
     def __enter__(self) -> Self:
         return self
@@ -55,16 +68,22 @@ class _Ending:
     def __exit__(self, exception: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
         match error:
+            case KeyboardInterrupt():
+                self._interrupted()
+            case Exception() if self._interrupts.seen:
+                self._interrupted()
             case UserError():
                 self._stop(USER_ERROR, str(error))
-            case KeyboardInterrupt():
-                self._stop(INTERRUPTED, "interrupted; what was published stays, the same command runs the job again")
             case Exception():
                 traceback.print_exception(error)
                 self._stop(FATAL, f"the job stopped: {_last_line(error)}")
             case _:
                 return False
         return True
+
+    def _interrupted(self) -> None:
+        self.code = INTERRUPTED
+        sys.stderr.write(INTERRUPTED_MESSAGE)
 
     def _stop(self, code: int, message: str) -> None:
         self.code = code

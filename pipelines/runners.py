@@ -17,11 +17,12 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
     WorkerOptions,
 )
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import create_runner
 
 from batchgen_beam.errors import OptionError
 
-__all__ = ["LOCAL", "RunnerFacts", "pin_runner"]
+__all__ = ["LOCAL", "RunnerFacts", "check_runner_options", "pin_runner"]
 
 LOCAL = "FnApiRunner"
 _PINNED = ("DirectRunner", "SwitchingDirectRunner")
@@ -61,12 +62,23 @@ def pin_runner(options: PipelineOptions) -> RunnerFacts:
         raise OptionError("--streaming is not supported: inputs are finite files")
     note = None
     if asked in _PINNED:
-        note = f"runner: {asked} means {LOCAL} here"
+        note = f"runner: {asked} means {LOCAL} here" if standard.runner else f"runner: {LOCAL}"
         standard.runner = asked = LOCAL
     if asked == LOCAL:
         return _local(options, note)
     return RunnerFacts(name=asked, slots=_remote_slots(options), processes=1, in_launcher=False,
                        on_launcher_machine=_runs_here(asked, options), note=note)
+
+
+def check_runner_options(options: PipelineOptions) -> None:
+    """Refuse, with an `OptionError` in Beam's words, what the chosen runner will refuse once the job is built."""
+    name = options.view_as(StandardOptions).runner
+    try:
+        complaints = PipelineOptionsValidator(options, create_runner(name)).validate()
+    except (ValueError, ImportError) as error:
+        raise OptionError(f"--runner={name} can't be used here: {error}") from error
+    if complaints:
+        raise OptionError(f"--runner={name}: {' '.join(str(complaint) for complaint in complaints)}")
 
 
 def _known(name: str) -> str:
@@ -86,6 +98,8 @@ def _known(name: str) -> str:
 
 def _local(options: PipelineOptions, note: str | None) -> RunnerFacts:
     direct = options.view_as(DirectOptions)
+    if direct.direct_num_workers < 0:
+        raise OptionError(f"--direct_num_workers must be at least 0, got {direct.direct_num_workers}")
     in_launcher = direct.direct_running_mode in _LAUNCHER_PROCESS
     workers = direct.direct_num_workers or os.cpu_count() or 1
     return RunnerFacts(name=LOCAL, slots=workers, processes=1 if in_launcher else workers, in_launcher=in_launcher,

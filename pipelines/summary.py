@@ -22,14 +22,12 @@ SHOWN_CHARS = 160
 SHOWN_FAILURES = 10
 
 
-def show_summary(report: Mapping[str, Any], figures: ProgressSample, *, output: str, stream: TextIO) -> int:
-    """Write the summary; returns how many rows failed."""
+def show_summary(report: Mapping[str, Any], figures: ProgressSample, *, output: str, stream: TextIO) -> None:
+    """Write the summary."""
     counts = report["counts"]
     lines = [*_counts(counts), *_speed(counts, figures), *_samples(output), *_places(report, output)]
     stream.write("\n".join(lines) + "\n")
     stream.flush()
-    failed: int = counts["failed"]
-    return failed
 
 
 def _counts(counts: Mapping[str, Any]) -> Iterator[str]:

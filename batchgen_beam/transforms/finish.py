@@ -15,7 +15,7 @@ import apache_beam as beam
 from batchgen_beam.errors import PublishError
 from batchgen_beam.records import RowKey
 from batchgen_beam.storage.published import is_published, published_names, set_aside, stale_folder
-from batchgen_beam.storage.run_files import finish_run, run_report
+from batchgen_beam.storage.run_files import finish_run, read_fingerprint, run_report
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import Placement
 from batchgen_beam.transforms.publish import UnitReport
@@ -78,17 +78,35 @@ def check_totals(totals: RunTotals, rows: int | None) -> RunTotals:
     return totals
 
 
+def check_own(output: str, content: str | None) -> None:
+    """Stop, with a `PublishError`, where the folder was claimed for another content print since this run began.
+
+    `content` is the digest of this run's print; None checks nothing.
+    """
+    if content is None:
+        return
+    claimed = read_fingerprint(output)
+    if claimed is None or claimed.digest != content:
+        other = "none" if claimed is None else claimed.digest
+        raise PublishError(f"another run has begun in {output} under other content (print {other}, this run's is "
+                           f"{content}): its answers replace these. Let one of them run alone, or give each its own "
+                           "--output")
+
+
 class ListPublished(beam.DoFn):
     """The checked sum -> (published name, FOUND) of every unit that has files now, or that this run has set aside.
 
     The latter were found by an earlier attempt: a retried stage counts them again.
     """
 
-    def __init__(self, output: str, run: str) -> None:
+    def __init__(self, output: str, run: str, content: str | None = None) -> None:
+        self._output = output
+        self._content = content
         self._folders = (output, stale_folder(output, run))
 
     def process(self, totals: RunTotals) -> Iterator[tuple[str, str]]:
         """`totals` only says that every unit of the run is published."""
+        check_own(self._output, self._content)
         for folder in self._folders:
             for name in published_names(folder):
                 yield name, FOUND
@@ -115,15 +133,18 @@ class SetAside(beam.DoFn):
 class WriteRun(beam.DoFn):
     """The one element of the sum becomes the run's files."""
 
-    def __init__(self, output: str, run: str, facts: Mapping[str, object], clock: Callable[[], float]) -> None:
+    def __init__(self, output: str, run: str, facts: Mapping[str, object], clock: Callable[[], float],
+                 content: str | None = None) -> None:
         self._output = output
         self._run = run
+        self._content = content
         self._facts = dict(facts)
         self._clock = clock
 
     def process(self, totals: RunTotals) -> Iterator[RunTotals]:
         """The sum again, once `_SUCCESS` stands."""
         finished = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="seconds")
+        check_own(self._output, self._content)
         finish_run(self._output, run_report(self._run, {**self._facts, "finished": finished}, totals))
         yield totals
 
@@ -136,17 +157,19 @@ class FinishRun(beam.PTransform):
     """UnitReports, then collections of RunTotals -> the sum, once `_runs/<run>.json`, `run.json`, `_SUCCESS` stand.
 
     `rows` is what the input's footers promise (None: not known); `facts` is what else the report says (JSON values);
-    `clock` gives seconds since the epoch.  No unit at all is a finished run of zero rows.  Units that an earlier run
-    published and this one did not are moved to `_stale/<run>/` first.
+    `clock` gives seconds since the epoch; `content` is the digest under which the run claimed the folder (None: it
+    claimed none).  No unit at all is a finished run of zero rows.  Units that an earlier run published and this one did
+    not are moved to `_stale/<run>/` first.
     """
 
     def __init__(self, output: str, run: str, facts: Mapping[str, object], *, rows: int | None,
-                 clock: Callable[[], float]) -> None:
+                 clock: Callable[[], float], content: str | None = None) -> None:
         super().__init__()
+        self._content = content
         self._output = output
         self._run = run
         self._rows = rows
-        self._write = WriteRun(output, run, facts, clock)
+        self._write = WriteRun(output, run, facts, clock, content)
 
     def expand(self, inputs: Sequence[beam.PCollection]) -> beam.PCollection:
         """See the class."""
@@ -164,8 +187,8 @@ class FinishRun(beam.PTransform):
 
     def _stale_units(self, units: beam.PCollection, checked: beam.PCollection) -> beam.PCollection:
         in_run = units | "InRun" >> beam.Map(_in_run).with_output_types(tuple[str, str])
-        found = checked | "ListPublished" >> beam.ParDo(ListPublished(self._output, self._run)).with_output_types(
-            tuple[str, str])
+        found = checked | "ListPublished" >> beam.ParDo(ListPublished(self._output, self._run, self._content)
+        ).with_output_types(tuple[str, str])
         return (
             (in_run, found)
             | "Units" >> beam.Flatten()

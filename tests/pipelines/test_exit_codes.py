@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,11 @@ def ended(place: Path) -> dict[str, Ended]:
         "good": flags("good", "out-good", "--runner=DirectRunner"),
         "mixed": flags("mixed", "out-mixed"),
         "no input": flags("nothing", "out-nothing"),
+        "unread": flags("mixed", "out-unread"),
     }.items()}
+    assert started["unread"].stdout is not None
+    started["unread"].stdout.close()
+    started["unread"].stdout = None
     results = {}
     try:
         for name, process in started.items():
@@ -105,3 +110,43 @@ def test_an_interrupted_run_ends_with_130(place: Path, number: signal.Signals) -
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert not (place / output / "_SUCCESS").exists()
+
+
+def test_a_signal_before_the_job_begins_ends_with_130(place: Path) -> None:
+    """While the libraries are still being imported, too."""
+    process = command(run_flags("good/*.parquet", Path("out-early"), place / "model"), place)
+    try:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert err.count("interrupted") == 1
+    assert not (place / "out-early").exists()
+
+
+@pytest.mark.long
+def test_a_signal_while_worker_processes_start_ends_with_130(place: Path) -> None:
+    """Beam waits for them without limit; the command does not."""
+    process = command(run_flags("long/*.parquet", Path("out-workers"), place / "endless", "--progress-interval=0.5",
+                                "--direct_running_mode=multi_processing", "--direct_num_workers=2"), place)
+    try:
+        assert process.stderr is not None
+        line = ""
+        while "[2 s]" not in line:
+            line = process.stderr.readline()
+            assert line, "the run ended before it was interrupted"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert err.count("interrupted") == 1
+
+
+def test_nobody_needs_to_read_the_summary(ended: dict[str, Ended], place: Path) -> None:
+    """With a closed standard output (`| head`) the job ends as it does otherwise."""
+    assert ended["unread"].code == 3, ended["unread"].err
+    assert "BrokenPipe" not in ended["unread"].err
+    assert (place / "out-unread" / "_SUCCESS").exists()

@@ -9,7 +9,7 @@ from apache_beam.options.pipeline_options import StandardOptions
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import parse_options
-from batchgen_beam.pipelines.runners import LOCAL, pin_runner
+from batchgen_beam.pipelines.runners import LOCAL, check_runner_options, pin_runner
 
 
 @pytest.mark.parametrize("flags", [[], ["--runner=DirectRunner"], ["--runner=SwitchingDirectRunner"],
@@ -21,6 +21,7 @@ def test_direct_means_the_pinned_runner(flags: list[str]) -> None:
     assert (facts.name, facts.slots, facts.processes, facts.in_launcher) == (LOCAL, 1, 1, True)
     assert facts.note is not None
     assert LOCAL in facts.note
+    assert ("DirectRunner" in facts.note) is bool(flags), "only where the user named it"
     assert options.view_as(StandardOptions).runner == LOCAL
 
 
@@ -72,3 +73,20 @@ def test_an_unknown_runner_is_refused_with_the_known_ones(runner: str) -> None:
 def test_whether_workers_see_the_launchers_files(flags: list[str], here: bool) -> None:
     """As Beam places workers, or as the user places them."""
     assert pin_runner(parse_options(flags)).on_launcher_machine is here
+
+
+def test_incomplete_runner_options_are_refused_in_one_line() -> None:
+    """Beam's own words, all of them in one message; what is complete passes."""
+    options = parse_options(["--runner=DataflowRunner"])
+    pin_runner(options)
+    with pytest.raises(OptionError, match=r"^--runner=DataflowRunner: .*project.*region.*$"):
+        check_runner_options(options)
+    complete = parse_options([])
+    pin_runner(complete)
+    check_runner_options(complete)
+
+
+def test_a_negative_number_of_workers_is_refused() -> None:
+    """By the flag's name."""
+    with pytest.raises(OptionError, match=r"--direct_num_workers must be at least 0, got -3"):
+        pin_runner(parse_options(["--direct_num_workers=-3"]))

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from batchgen_beam.errors import PublishError
+from batchgen_beam.records import Fingerprint
+from batchgen_beam.storage.run_files import start_run
 from batchgen_beam.storage.totals import RunTotals
-from batchgen_beam.transforms.finish import FOUND, IN_RUN, ListPublished, SetAside
+from batchgen_beam.transforms.finish import FOUND, IN_RUN, ListPublished, SetAside, WriteRun
 from tests.support.jobs import published
-from tests.support.storing import run_storage, write_table
+from tests.support.storing import noon, run_storage, write_table
 
 
 @pytest.fixture
@@ -94,3 +96,16 @@ def test_a_unit_that_another_run_took_away_stops_this_one(inputs: Path) -> None:
     list(SetAside(out, "y").process((name, [FOUND])))
     with pytest.raises(PublishError, match=r"unit .*rg-000000-s-0000\.parquet was published and is gone"):
         list(mover.process((name, [IN_RUN])))
+
+
+def test_a_run_whose_folder_was_claimed_by_another_stops(inputs: Path) -> None:
+    """Under other content: before any unit is set aside, and again before the reports."""
+    out = str(inputs / "out")
+    mine, other = (Fingerprint.of({"model": name}) for name in ("mine", "other"))
+    start_run(out, mine)
+    list(ListPublished(out, "x", mine.digest).process(RunTotals()))
+    start_run(out, other, new_fingerprint=True)
+    for step in (ListPublished(out, "x", mine.digest), WriteRun(out, "x", {}, noon, mine.digest)):
+        with pytest.raises(PublishError, match=r"another run has begun in .* under other content"):
+            list(step.process(RunTotals()))
+    assert not (inputs / "out" / "_SUCCESS").exists()
