@@ -7,6 +7,7 @@ with ours.  Does not know what a flag does.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
+MAX_SIZE = 2**60
+"""Bytes; more is no machine's memory."""
+
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as `2GiB`, `1.5GB`, `512MiB` or `1048576`."""
@@ -32,7 +36,10 @@ def parse_size(text: str) -> int:
     factor = _UNITS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes or a number with KiB, MiB, GiB, KB, MB, GB")
-    return int(float(match[1]) * factor)
+    size = float(match[1]) * factor
+    if size > MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{text if len(text) <= 40 else text[:40] + '...'} is over {MAX_SIZE} bytes")
+    return int(size)
 
 
 def _number(kind: type[int] | type[float], what: str) -> Callable[[str], float]:
@@ -46,10 +53,20 @@ def _number(kind: type[int] | type[float], what: str) -> Callable[[str], float]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
+    names = _listed(text) if text.startswith("[") else tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} holds an empty column name")
     return names
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON list of column names")
+    return tuple(names)
 
 
 def _ids(text: str) -> tuple[int, ...]:

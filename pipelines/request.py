@@ -13,6 +13,12 @@ from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColu
 
 __all__ = ["RunRequest"]
 
+MAX_PROGRESS_INTERVAL = 86_400
+"""Seconds: a day."""
+
+MAX_THREADS = 1_024
+"""Threads of one engine; where a system refuses to start more, the thread library ends the process."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
@@ -43,8 +49,12 @@ class RunRequest:
                 raise OptionError(f"--{name} is needed; see batchgen-beam run --help")
         if options.limit is not None and options.limit < 1:
             raise OptionError(f"--limit must be at least 1, got {options.limit}")
-        if not options.progress_interval > 0:
-            raise OptionError(f"--progress-interval must be over 0 seconds, got {options.progress_interval}")
+        if not 0 < options.progress_interval <= MAX_PROGRESS_INTERVAL:
+            raise OptionError(f"--progress-interval must be over 0 and at most {MAX_PROGRESS_INTERVAL} seconds, "
+                              f"got {options.progress_interval}")
+        if options.threads > MAX_THREADS:
+            raise OptionError(f"--threads must be at most {MAX_THREADS}, got {options.threads}; 0 takes the "
+                              "process's cores")
         return cls(
             inputs=tuple(options.input), output=options.output, model=options.model, model_cache=options.model_cache,
             chat_template=options.chat_template, engine=_engine(options), eos_ids=options.eos_ids,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.config.model_registry import load_config
-from batchgen_beam.errors import OptionError
+from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.settings import GenerationDefaults
 from batchgen_beam.text.model_files import ModelDefaults
 from batchgen_beam.text.parameters import ParameterRules
@@ -46,6 +46,8 @@ class ModelFolder:
         config = load_config(str(path))
         tokenizer = Tokenizer.load(path)
         limit = config.max_position_embeddings
+        own = tokenizer.eos_ids(path)
+        _check_model_eos(path, own, config.vocab_size)
         return cls(
             path=path,
             config=config,
@@ -53,7 +55,7 @@ class ModelFolder:
             template=ChatTemplate.load(path, specials=tokenizer.special_tokens, clock=clock,
                                        template_file=template_file),
             defaults=ModelDefaults.load(path),
-            eos_ids=tokenizer.eos_ids(path) if eos_ids is None else _own_eos_ids(eos_ids, config.vocab_size),
+            eos_ids=own if eos_ids is None else _own_eos_ids(eos_ids, config.vocab_size),
             context_limit=min(limit, max_context or limit),
         )
 
@@ -69,6 +71,13 @@ class ModelFolder:
     def parameter_rules(self, defaults: GenerationDefaults) -> ParameterRules:
         """How rows' parameters are completed under the run's defaults; an `OptionError` for one out of its range."""
         return ParameterRules(defaults, self.defaults)
+
+
+def _check_model_eos(path: Path, ids: frozenset[int], vocabulary: int) -> None:
+    outside = sorted(token for token in ids if token >= vocabulary)
+    if outside:
+        raise CheckpointError(f"model {path}: its EOS id {outside[0]} is outside its vocabulary of {vocabulary} ids; "
+                              "correct vocab_size or eos_token_id in its files")
 
 
 def _own_eos_ids(ids: tuple[int, ...], vocabulary: int) -> frozenset[int]:

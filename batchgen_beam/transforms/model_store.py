@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchgen_beam.errors import CheckpointError
+from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.text.gguf_tokenizer import write_tokenizer
 from batchgen_beam.weights.gguf import convert
 from batchgen_beam.weights.gguf_metadata import is_gguf
@@ -36,7 +36,8 @@ def resolve_model(uri: str, cache_dir: Path) -> Path:
     """The folder of the model: a folder as it is, a GGUF file converted into `cache_dir`.
 
     Raises:
-        CheckpointError: nothing is there, the scheme is not supported, or the file is no GGUF file.
+        CheckpointError: nothing is there, the scheme is not supported, or the file is no GGUF file or unreadable.
+        OptionError: `cache_dir` can't hold the conversion.
     """
     scheme, separator, rest = uri.partition("://")
     if separator and scheme.lower() != "file":
@@ -53,13 +54,28 @@ def resolve_model(uri: str, cache_dir: Path) -> Path:
 
 def _converted(file: Path, cache_dir: Path) -> Path:
     cache = cache_dir.expanduser().absolute()
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / f"gguf-{_content_hash(file)[:32]}-v{CONVERTER_VERSION}"
+    try:
+        folder = cache / f"gguf-{_content_hash(file)[:32]}-v{CONVERTER_VERSION}"
+    except OSError as error:
+        raise CheckpointError(f"model {file} can't be read: {error.strerror}") from error
     if not folder.is_dir():
-        with _locked(folder.with_suffix(".lock")):
-            if not folder.is_dir():
-                _convert_into(file, folder)
+        try:
+            _convert_once(file, folder)
+        except OSError as error:
+            raise OptionError(f"--model-cache={cache} can't hold the converted model: {error.strerror or error}; name "
+                              "a folder that can be written, with room for the weights as float32") from error
     return folder
+
+
+def _convert_once(file: Path, folder: Path) -> None:
+    """Convert unless another process has; under the lock, all partial folders are of processes that died."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if folder.is_dir():
+            return
+        for left in folder.parent.glob(f".{folder.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        _convert_into(file, folder)
 
 
 def _convert_into(file: Path, folder: Path) -> None:

@@ -51,6 +51,7 @@ def test_flags_mix_with_beams_own() -> None:
                              "--keep-columns=x, y", "--kv-memory=1.5GiB"])
     assert (options.input, options.keep_columns, options.kv_memory) == (["a", "b"], ("x", "y"), 3 << 29)
     assert options.model_cache == ".cache/converted"
+    assert parse_options(['--keep-columns=["a, b", "c"]']).keep_columns == ("a, b", "c")
     assert parse_options(["--eos-ids=2, 7"]).eos_ids == (2, 7)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchgen_beam.errors import CheckpointError
+from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms.model_store import resolve_model
 from tests.weights.gguf_files import VOCABULARY, file_tensors, hub_tensors, metadata, write_gguf
@@ -67,6 +67,24 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"broken\.gguf: tokenizer\.ggml\.merges"):
             resolve_model(str(broken), tmp_path / "cache")
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_conversion_left_is_removed(gguf: Path, tmp_path: Path) -> None:
+    """By the next conversion of the same file; the folders of other files stay."""
+    name = resolve_model(str(gguf), tmp_path / "first").name
+    cache = tmp_path / "cache"
+    for left in (f".{name}-dead", ".gguf-other-v1-alive"):
+        (cache / left).mkdir(parents=True)
+    resolve_model(str(gguf), cache)
+    assert sorted(path.name for path in cache.iterdir() if path.is_dir()) == [".gguf-other-v1-alive", name]
+
+
+def test_a_cache_that_can_not_be_written_is_refused_by_name(gguf: Path, tmp_path: Path) -> None:
+    """A file, or below one; a folder without permission is the same error of the system."""
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OptionError, match=f"--model-cache={cache} can't hold the converted model"):
+            resolve_model(str(gguf), cache)
 
 
 @pytest.mark.parametrize(("model", "message"), [
