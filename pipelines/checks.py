@@ -18,6 +18,7 @@ from batchgen_beam.records import Fingerprint
 from batchgen_beam.storage.files import join, normalise_uri
 from batchgen_beam.storage.inputs import InputPlan, plan_input
 from batchgen_beam.storage.run_files import FINGERPRINT_FILE, check_output, read_fingerprint
+from batchgen_beam.storage.units import FAILURES, RESULTS
 from batchgen_beam.text.template import missing_template
 from batchgen_beam.transforms.host import HostSettings
 from batchgen_beam.transforms.lanes import lane_count
@@ -76,6 +77,9 @@ def _check_place(output: str) -> None:
     there = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not there.is_dir():
         raise OutputError(f"output {output} can't be a folder: {there} is a file; choose another --output")
+    for name in (RESULTS, FAILURES):
+        if os.path.lexists(path / name) and not (path / name).is_dir():
+            raise OutputError(f"output {output} can't be used: {path / name} is a file; choose another --output")
     if not os.access(there, os.W_OK | os.X_OK):
         raise OutputError(f"output {output} can't be written: no permission in {there}; choose another --output")
 

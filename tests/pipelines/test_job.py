@@ -144,6 +144,10 @@ def test_json_lines_are_read_too(model: Path, tmp_path: Path) -> None:
     (["--prompt-column=question"], r"'question'"),
     (["--chat-template=/nowhere.jinja"], r"/nowhere\.jinja"),
     (["--max-rows=0"], r"--max-rows must be at least 1, got 0"),
+    (["--threads=100000"], r"--threads must be at most 1024, got 100000"),
+    (["--progress-interval=inf"], r"--progress-interval must be over 0 and at most 86400 seconds, got inf"),
+    ([f"--kv-memory={'9' * 400}"], r"--kv-memory: 9{40}\.\.\. is over \d+ bytes"),
+    (["--runner=DataflowRunner", "--environment_type=LOOPBACK"], r"--runner=DataflowRunner: .*project.*region"),
 ])
 def test_a_mistake_is_refused_before_beam_starts(
         flags: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +156,14 @@ def test_a_mistake_is_refused_before_beam_starts(
     assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", model, *flags)) == USER_ERROR
     assert re.search(message, capsys.readouterr().err.strip().splitlines()[-1])
     assert not (tmp_path / "out").exists()
+
+
+def test_an_eos_id_outside_the_vocabulary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It could never be sampled; the message names the folder and both numbers."""
+    small = write_fake_folder(tmp_path / "small", vocab_size=200)
+    write_rows(tmp_path / "a.parquet", questions(3))
+    assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", small)) == USER_ERROR
+    assert re.search(r"model .*small: its EOS id 256 is outside its vocabulary of 200", capsys.readouterr().err)
 
 
 def test_messages_without_a_template_are_refused_at_start(
@@ -170,6 +182,7 @@ def test_messages_without_a_template_are_refused_at_start(
     ("taken", r"output .*taken can't be a folder: .*taken is a file; choose another --output"),
     ("taken/below", r"output .*below can't be a folder: .*taken is a file"),
     ("nowhere://bucket/out", r"nowhere://bucket/out"),
+    ("half", r"output .*half can't be used: .*half/results is a file"),
 ])
 def test_an_output_that_can_be_no_folder_is_refused(
         output: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -177,6 +190,8 @@ def test_an_output_that_can_be_no_folder_is_refused(
     """Before the model is opened, in one message, and nothing is touched."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("mine")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "results").touch()
     write_rows(tmp_path / "a.parquet", questions(3))
     assert main(["run", "--input=a.parquet", f"--output={output}", "--model=/no/model/is/opened"]) == USER_ERROR
     err = capsys.readouterr().err
