@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -173,11 +172,9 @@ def test_model_defaults(tmp_path: Path) -> None:
 
 
 def test_a_huge_prompt_is_refused_from_its_beginning(tokenizer: Tokenizer) -> None:
-    """Of a text far beyond the context only the beginning is tokenized: 100 MB cost milliseconds."""
-    started = time.monotonic()
+    """Of a text far beyond the context only the beginning is tokenized, and the message says so."""
     with pytest.raises(RowError, match=r"PROMPT_TOO_LONG.*first 4096 characters.*4096 tokens.*holds 512"):
         preparer(tokenizer, context=512).prepare(row(prompt="x" * 100_000_000))
-    assert time.monotonic() - started < 5
 
 
 def test_a_text_of_few_tokens_for_its_length_is_not_refused(tokenizer: Tokenizer) -> None:
