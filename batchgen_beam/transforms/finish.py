@@ -14,8 +14,9 @@ import apache_beam as beam
 
 from batchgen_beam.errors import PublishError
 from batchgen_beam.records import RowKey
+from batchgen_beam.storage.files import join, remove
 from batchgen_beam.storage.published import is_published, published_names, set_aside, stale_folder
-from batchgen_beam.storage.run_files import finish_run, read_fingerprint, run_report
+from batchgen_beam.storage.run_files import SUCCESS_FILE, finish_run, read_fingerprint, run_report
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import Placement
 from batchgen_beam.transforms.publish import UnitReport
@@ -81,16 +82,18 @@ def check_totals(totals: RunTotals, rows: int | None) -> RunTotals:
 def check_own(output: str, content: str | None) -> None:
     """Stop, with a `PublishError`, where the folder was claimed for another content print since this run began.
 
-    `content` is the digest of this run's print; None checks nothing.
+    `content` is the digest of this run's print; None checks nothing.  `_SUCCESS` goes first: this run may have
+    replaced units of the other, also of one that has finished.
     """
     if content is None:
         return
     claimed = read_fingerprint(output)
     if claimed is None or claimed.digest != content:
+        remove(join(output, SUCCESS_FILE))
         other = "none" if claimed is None else claimed.digest
         raise PublishError(f"another run has begun in {output} under other content (print {other}, this run's is "
-                           f"{content}): its answers replace these. Let one of them run alone, or give each its own "
-                           "--output")
+                           f"{content}): the answers there may be of either. Run the one that you want again, alone, "
+                           "with --new-fingerprint, or give each its own --output")
 
 
 class ListPublished(beam.DoFn):

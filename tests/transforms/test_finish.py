@@ -106,6 +106,7 @@ def test_a_run_whose_folder_was_claimed_by_another_stops(inputs: Path) -> None:
     list(ListPublished(out, "x", mine.digest).process(RunTotals()))
     start_run(out, other, new_fingerprint=True)
     for step in (ListPublished(out, "x", mine.digest), WriteRun(out, "x", {}, noon, mine.digest)):
+        (inputs / "out" / "_SUCCESS").touch()
         with pytest.raises(PublishError, match=r"another run has begun in .* under other content"):
             list(step.process(RunTotals()))
-    assert not (inputs / "out" / "_SUCCESS").exists()
+        assert not (inputs / "out" / "_SUCCESS").exists(), "units of the other may have been replaced"
