@@ -92,8 +92,9 @@ def test_failed_rows_may_be_allowed(model: Path, tmp_path: Path) -> None:
 def test_a_job_that_stops_is_fatal(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An output that can't be written stops the job with one last line, and no _SUCCESS is left."""
     write_rows(tmp_path / "a.parquet", questions(3))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "results").write_text("a file where a folder should be")
+    results = tmp_path / "out" / "results"
+    results.mkdir(parents=True)
+    (results / tmp_path.parts[1]).write_text("a file where the folder of the input's units should be")
     assert main(run_flags(tmp_path / "a.parquet", tmp_path / "out", model)) == FATAL
     assert "batchgen-beam: the job stopped: " in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out" / "_SUCCESS").exists()
