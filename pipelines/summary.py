@@ -39,7 +39,7 @@ def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
         yield f"answers ended by: {reasons}"
     if counts["repeated_ids"]:
         yield (f"{counts['repeated_ids']} ids occur more than once ({counts['repeated_id_rows']} rows); "
-               "every row is answered, column occurrence tells them apart")
+               "every row is answered; shard, row_group and row tell them apart")
     if counts["conflicts"]:
         yield f"{counts['conflicts']} answers differed from another answer of their row; one was chosen by rule"
 
