@@ -79,8 +79,9 @@ demo: $(VENV)/.run $(MODEL)
 test: $(VENV)/.test $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
 
-test-long: $(VENV)/.test $(MODEL)
+test-long: $(VENV)/.test $(VENV)/.bench $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.memory_run --rows 200000 --folder out/memory --most-gb 2.5 --progress-interval=60
 
 # --- checks and builds ------------------------------------------------------------------------------------------------
 

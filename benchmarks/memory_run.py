@@ -105,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--folder", type=Path, default=Path("out/memory"))
+    parser.add_argument("--most-gb", type=float, help="fail if a process took more, in units of 10^9 bytes")
     given, flags = parser.parse_known_args()
     prepare(given.folder, given.rows)
     cost = run(given.folder, flags)
@@ -113,6 +114,8 @@ def main() -> None:
         raise SystemExit(f"{given.rows} rows were written, the report says {counts}")
     print(f"{given.rows} rows in {cost.seconds:.0f} s, {given.rows / cost.seconds:.0f} rows/s, "
           f"peak {cost.largest / 2**30:.2f} GiB in one process, {cost.tree / 2**30:.2f} GiB in all")
+    if given.most_gb is not None and max(cost.largest, cost.tree) > given.most_gb * 1e9:
+        raise SystemExit(f"the peak is over {given.most_gb} GB")
     print(f"rows {counts['rows']}, results {counts['results']}, prompt tokens {counts['prompt_tokens']}, "
           f"answer tokens {counts['completion_tokens']}")
 
