@@ -43,11 +43,6 @@ class Counters:
     events: int = 0
     busy_seconds: float = 0.0
 
-    @property
-    def rows_failed(self) -> int:
-        """Rows that were answered by a failure."""
-        return sum(self.failures.values())
-
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats(Counters):

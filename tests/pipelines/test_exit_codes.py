@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,17 +93,22 @@ def test_a_mistake_ends_with_2_in_one_message(ended: dict[str, Ended], place: Pa
     assert not (place / "out-nothing").exists()
 
 
+def read_until(process: subprocess.Popen[str], text: str) -> None:
+    """Read the process's messages up to a line that holds `text`; it must not end before."""
+    assert process.stderr is not None
+    line = ""
+    while text not in line:
+        line = process.stderr.readline()
+        assert line, "the run ended before it was interrupted"
+
+
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_an_interrupted_run_ends_with_130(place: Path, number: signal.Signals) -> None:
     """Within 20 s of a Ctrl-C or a termination signal, and saying that the same command goes on."""
     output = Path(f"out-{number.name}")
     process = command(run_flags("long/*.parquet", output, place / "endless", "--progress-interval=0.5"), place)
     try:
-        assert process.stderr is not None
-        line = ""
-        while "running 8/8" not in line:
-            line = process.stderr.readline()
-            assert line, "the run ended before it was interrupted"
+        read_until(process, "running 8/8")
         process.send_signal(number)
         _, err = process.communicate(timeout=20)
     finally:
@@ -132,11 +138,7 @@ def test_a_signal_while_worker_processes_start_ends_with_130(place: Path) -> Non
     process = command(run_flags("long/*.parquet", Path("out-workers"), place / "endless", "--progress-interval=0.5",
                                 "--direct_running_mode=multi_processing", "--direct_num_workers=2"), place)
     try:
-        assert process.stderr is not None
-        line = ""
-        while "[2 s]" not in line:
-            line = process.stderr.readline()
-            assert line, "the run ended before it was interrupted"
+        read_until(process, "[2 s]")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
     finally:
