@@ -19,6 +19,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "TRANSIENT_CODES",
     "BatchgenError",
     "CheckpointError",
     "EngineError",
@@ -48,6 +49,10 @@ class ErrorCode(StrEnum):
     CAPACITY_EXCEEDED = "CAPACITY_EXCEEDED"
     CANCELLED = "CANCELLED"
     ENGINE_ERROR = "ENGINE_ERROR"
+
+
+TRANSIENT_CODES = frozenset({ErrorCode.CANCELLED, ErrorCode.CAPACITY_EXCEEDED, ErrorCode.ENGINE_ERROR})
+"""Failures that another run may not have: its machine or its settings are others."""
 
 
 class BatchgenError(Exception):

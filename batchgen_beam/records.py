@@ -18,12 +18,13 @@ from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-from batchgen_beam.errors import ErrorCode, RowError
+from batchgen_beam.errors import TRANSIENT_CODES, ErrorCode, RowError
 
 __all__ = [
     "GREEDY_BELOW",
     "Answer",
     "ContinuationRecord",
+    "EngineRow",
     "Failure",
     "Fingerprint",
     "FinishReason",
@@ -81,6 +82,11 @@ class RowKey:
     def text(self) -> str:
         """The key as one string, for Beam and the random streams."""
         return f"{self.digest}{_KEY_SEPARATOR}{self.uuid}"
+
+    @property
+    def hash64(self) -> int:
+        """The first 8 bytes of the SHA-256 of `text`, big-endian: spreads keys evenly, alike in every process."""
+        return int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:8], "big")
 
     @classmethod
     def parse(cls, text: str) -> RowKey:
@@ -211,12 +217,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a row has no answer."""
+    """Why a row has no answer.  `poison`: its process died whenever it ran alone."""
 
     key: RowKey
     code: ErrorCode
     message: str
     prompt_head: str = ""
+    poison: bool = False
+
+    @property
+    def transient(self) -> bool:
+        """Whether the next run tries the row again unasked."""
+        return self.code in TRANSIENT_CODES and not self.poison
 
 
 Answer = Outcome | Failure
@@ -273,6 +285,11 @@ class ContinuationRecord:
         if len(self.logprobs.chosen) != len(self.generated_ids):
             raise ValueError(f"{len(self.generated_ids)} generated ids, {len(self.logprobs.chosen)} log-probabilities")
 
+    @property
+    def prompt(self) -> Prompt:
+        """The row as it was before its first token."""
+        return Prompt(key=self.key, token_ids=self.prompt_ids, params=self.params)
+
     def to_bytes(self) -> bytes:
         """Little-endian: magic, version, header length, JSON header, then the arrays."""
         arrays = self._arrays()
@@ -317,6 +334,9 @@ class ContinuationRecord:
         return cls(key=RowKey(*facts.pop("key")), prompt_ids=prompt, generated_ids=generated, logprobs=logprobs,
                    params=SamplingParams(**facts.pop("params")), **facts)
 
+
+EngineRow = Prompt | ContinuationRecord
+"""What an engine takes: a row from its beginning, or from where it was suspended."""
 
 _Array = TypeVar("_Array", "array[int]", "array[float]")
 

@@ -16,6 +16,7 @@ __all__ = [
     "EngineSettings",
     "GenerationDefaults",
     "InputColumns",
+    "JournalSettings",
 ]
 
 PAGE_TOKENS = 64
@@ -96,3 +97,24 @@ class InputColumns:
     token_ids: str = "token_ids"
     keep: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalSettings:
+    """How durable a run is while it goes on, in seconds.
+
+    An answer is written at most `flush_seconds` after it was found, a running row's state once it has run for
+    `checkpoint_seconds` more and has grown by a quarter.  Parts of ended runs are merged when they are older than
+    `compact_seconds`.
+    """
+
+    flush_seconds: float = 30.0
+    checkpoint_seconds: float = 30.0
+    compact_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name, flag in (("flush_seconds", "--flush-interval"), ("checkpoint_seconds", "--checkpoint-interval"),
+                           ("compact_seconds", "--compact-after")):
+            value = getattr(self, name)
+            if not 0 <= value <= 86_400 * 365:
+                raise OptionError(f"{flag} must be a number of seconds between 0 and a year, got {value}")

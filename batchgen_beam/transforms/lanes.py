@@ -1,12 +1,12 @@
 """Rows to lanes: few, long, evenly filled streams of row chunks, the keys of the stateful step.
 
 Owns how many lanes a run has, which lane a row goes to, and the size of a chunk.  Does not know the engine or files.
-A row's lane comes from the SHA-256 of its key, never from Python's seeded `hash`, so that every process agrees.
+A row's lane comes from the SHA-256 of its key (`RowKey.hash64`), never from Python's seeded `hash`, so that every
+process agrees.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,8 +20,8 @@ from batchgen_beam.records import Prompt, RowKey
 from batchgen_beam.transforms.lane_names import MAX_LANES, lane_name
 from batchgen_beam.transforms.wire import open_sealed, seal
 
-__all__ = ["CHUNK_BYTES", "CHUNK_ROWS", "PromptChunk", "PromptChunkCoder", "ToLanes", "lane_count", "lane_of",
-           "split_chunks"]
+__all__ = ["CHUNK_BYTES", "CHUNK_ROWS", "PromptChunk", "PromptChunkCoder", "ToLanes", "hash_range", "lane_count",
+           "lane_of", "split_chunks"]
 
 CHUNK_ROWS = 256
 CHUNK_BYTES = 4 << 20
@@ -79,9 +79,13 @@ def lane_count(requested: int, *, slots: int, rows: int | None, capacity: int) -
 
 
 def lane_of(key: RowKey, lanes: int) -> str:
-    """The lane of a row among `lanes`."""
-    digest = hashlib.sha256(key.text.encode()).digest()
-    return lane_name(int.from_bytes(digest[:8], "big") % lanes)
+    """The lane of a row among `lanes`: each lane has one range of key hashes, as the journal's row groups have."""
+    return lane_name(key.hash64 * lanes >> 64)
+
+
+def hash_range(index: int, lanes: int) -> tuple[int, int]:
+    """The key hashes of lane `index` of `lanes`: from the first of them to before the second."""
+    return -(-(index << 64) // lanes), -(-((index + 1) << 64) // lanes)
 
 
 def _weight(prompt: Prompt) -> int:

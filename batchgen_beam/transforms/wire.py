@@ -41,7 +41,7 @@ def _plain(parcel: Parcel) -> Plain:
             return ("outcome", parcel.key.text, str(parcel.finish_reason), _logprob_values(parcel.logprobs),
                     _param_values(parcel.params), _plain_values(parcel))
         case Failure():
-            return "failure", parcel.key.text, parcel.code, parcel.message, parcel.prompt_head
+            return "failure", parcel.key.text, parcel.code, parcel.message, parcel.prompt_head, parcel.poison
         case PlacedAnswer():
             return "placed", parcel.row, parcel.rank, parcel.occurrence, [_plain(answer) for answer in parcel.answers]
         case Manifest():
@@ -57,8 +57,8 @@ def _restored(plain: Plain) -> Parcel:
     match plain:
         case "place", *values:
             return Placement(*values)
-        case "failure", key, code, message, head:
-            return Failure(key=RowKey.parse(key), code=code, message=message, prompt_head=head)
+        case "failure", key, code, message, head, poison:
+            return Failure(key=RowKey.parse(key), code=code, message=message, prompt_head=head, poison=poison)
         case "placed", row, rank, occurrence, answers:
             restored: Any = tuple(_restored(answer) for answer in answers)
             return PlacedAnswer(row=row, rank=rank, occurrence=occurrence, answers=restored)
