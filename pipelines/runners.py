@@ -121,5 +121,14 @@ def _runs_here(name: str, options: PipelineOptions) -> bool:
 def _remote_slots(options: PipelineOptions) -> int:
     workers = options.view_as(WorkerOptions)
     declared = (options.view_as(FlinkRunnerOptions).parallelism, workers.max_num_workers, workers.num_workers,
-                options.view_as(PortableOptions).sdk_worker_parallelism)
+                _sdk_worker_parallelism(options))
     return max((value for value in declared if value and value > 0), default=1)
+
+
+def _sdk_worker_parallelism(options: PipelineOptions) -> int:
+    """Beam keeps the words of this flag as they are."""
+    given = options.view_as(PortableOptions).sdk_worker_parallelism
+    try:
+        return int(given)
+    except ValueError:
+        raise OptionError(f"--sdk_worker_parallelism must be a number, got {given!r}") from None

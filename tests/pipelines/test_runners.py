@@ -42,6 +42,7 @@ def test_runners_that_lose_rows_are_refused(runner: str) -> None:
     (["--direct_num_workers=3", "--direct_running_mode=multi_threading"], 3, 1, True),
     (["--direct_num_workers=3", "--direct_running_mode=multi_processing"], 3, 3, False),
     (["--runner=FlinkRunner", "--parallelism=6"], 6, 1, False),
+    (["--runner=PortableRunner", "--parallelism=4", "--sdk_worker_parallelism=1"], 4, 1, False),
     (["--runner=DataflowRunner", "--max_num_workers=9"], 9, 1, False),
     (["--runner=PrismRunner"], 1, 1, False),
     (["--direct_num_workers=0", "--direct_running_mode=multi_processing"], os.cpu_count(), os.cpu_count(), False),
@@ -90,3 +91,9 @@ def test_a_negative_number_of_workers_is_refused() -> None:
     """By the flag's name."""
     with pytest.raises(OptionError, match=r"--direct_num_workers must be at least 0, got -3"):
         pin_runner(parse_options(["--direct_num_workers=-3"]))
+
+
+def test_an_sdk_worker_parallelism_that_is_no_number_is_refused() -> None:
+    """By the flag's name; Beam takes any word."""
+    with pytest.raises(OptionError, match=r"--sdk_worker_parallelism must be a number, got 'two'"):
+        pin_runner(parse_options(["--runner=PortableRunner", "--sdk_worker_parallelism=two"]))
