@@ -1,6 +1,6 @@
 """The nouns that travel through the pipeline: keys, parameters, prompts, answers, continuations.
 
-Owns their invariants and their durable encoding.  Does not know torch, Beam, files, text or scheduling.
+Owns their invariants and what a continuation keeps.  Does not know torch, Beam, files, text or scheduling.
 Token ids are `array('i')` and log-probabilities `array('f')`: 4 bytes an item, in memory and pickled.
 """
 
@@ -9,16 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import struct
-import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import accumulate, pairwise
-from typing import Any, TypeVar
 
 from batchgen_beam.errors import TRANSIENT_CODES, ErrorCode, RowError
+from batchgen_beam.record_codec import RecordFormat
 
 __all__ = [
     "GREEDY_BELOW",
@@ -146,6 +143,10 @@ class SamplingParams:
         """Whether the most likely token is taken, ties to the lowest id."""
         return self.temperature < GREEDY_BELOW
 
+    def as_facts(self) -> dict[str, float | int | None]:
+        """The parameters by name, as JSON has them."""
+        return {name: getattr(self, name) for name in SamplingParams.__dataclass_fields__}
+
 
 def _check(name: str, value: float | None, holds: bool, wanted: str) -> None:
     if not holds or (isinstance(value, float) and not math.isfinite(value)):
@@ -257,9 +258,7 @@ class Fingerprint:
         return [f"{n}: {theirs.get(n)} -> {ours.get(n)}" for n in names if ours.get(n) != theirs.get(n)]
 
 
-CONTINUATION_VERSION = 1
-_HEADER = struct.Struct("<4sHI")
-_MAGIC = b"BGCR"
+_CONTINUATION = RecordFormat("continuation record", b"BGCR", 1, "iifif")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,73 +289,39 @@ class ContinuationRecord:
         """The row as it was before its first token."""
         return Prompt(key=self.key, token_ids=self.prompt_ids, params=self.params)
 
+    @classmethod
+    def begin(cls, prompt: Prompt) -> ContinuationRecord:
+        """The record of a row that no engine has begun: it belongs to no print."""
+        return cls(key=prompt.key, prompt_ids=prompt.token_ids, generated_ids=token_array(), params=prompt.params,
+                   logprobs=TokenLogprobs(width=prompt.params.logprobs), content_print="", numeric_print="")
+
     def to_bytes(self) -> bytes:
-        """Little-endian: magic, version, header length, JSON header, then the arrays."""
-        arrays = self._arrays()
-        header = json.dumps({
+        """The durable form, which `from_bytes` reads."""
+        logprobs = self.logprobs
+        arrays = (self.prompt_ids, self.generated_ids, logprobs.chosen, logprobs.top_ids, logprobs.top)
+        return _CONTINUATION.pack({
             "key": [self.key.uuid, self.key.digest],
             "choice_index": self.choice_index,
-            "params": {name: getattr(self.params, name) for name in SamplingParams.__dataclass_fields__},
+            "params": self.params.as_facts(),
             "attempts": self.attempts,
             "content_print": self.content_print,
             "numeric_print": self.numeric_print,
             "prefilled_tokens": self.prefilled_tokens,
             "recomputed_tokens": self.recomputed_tokens,
-            "width": self.logprobs.width,
-            "lengths": [len(a) for a in arrays],
-        }).encode()
-        body = b"".join(_swapped(array(part.typecode), part.tobytes()).tobytes() for part in arrays)
-        return _HEADER.pack(_MAGIC, CONTINUATION_VERSION, len(header)) + header + body
-
-    def _arrays(self) -> tuple[array[Any], ...]:
-        logprobs = self.logprobs
-        return self.prompt_ids, self.generated_ids, logprobs.chosen, logprobs.top_ids, logprobs.top
+            "width": logprobs.width,
+        }, arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ContinuationRecord:
         """The inverse of `to_bytes`; a `ValueError` names what is wrong (not a record, version, truncated, header)."""
-        header, body = _split_record(data)
+        facts, (prompt, generated, chosen, top_ids, top) = _CONTINUATION.unpack(data)
         try:
-            return cls._decoded(json.loads(header), body)
+            logprobs = TokenLogprobs(width=facts.pop("width"), chosen=chosen, top_ids=top_ids, top=top)
+            return cls(key=RowKey(*facts.pop("key")), prompt_ids=prompt, generated_ids=generated, logprobs=logprobs,
+                       params=SamplingParams(**facts.pop("params")), **facts)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"continuation record with a foreign header: {error!r}") from error
-
-    @classmethod
-    def _decoded(cls, facts: dict[str, Any], body: bytes) -> ContinuationRecord:
-        lengths = facts.pop("lengths")
-        ends = list(accumulate((4 * length for length in lengths), initial=0))
-        if ends[-1] != len(body):
-            raise ValueError(f"continuation record holds {len(body)} bytes of arrays, its header says {ends[-1]}")
-        parts = [body[start:end] for start, end in pairwise(ends)]
-        prompt, generated, top_ids = (_swapped(token_array(), parts[i]) for i in (0, 1, 3))
-        chosen, top = (_swapped(float_array(), parts[i]) for i in (2, 4))
-        logprobs = TokenLogprobs(width=facts.pop("width"), chosen=chosen, top_ids=top_ids, top=top)
-        return cls(key=RowKey(*facts.pop("key")), prompt_ids=prompt, generated_ids=generated, logprobs=logprobs,
-                   params=SamplingParams(**facts.pop("params")), **facts)
+            raise _CONTINUATION.foreign(error) from error
 
 
 EngineRow = Prompt | ContinuationRecord
 """What an engine takes: a row from its beginning, or from where it was suspended."""
-
-_Array = TypeVar("_Array", "array[int]", "array[float]")
-
-
-def _swapped(into: _Array, data: bytes) -> _Array:
-    """`data`, which is little-endian, in this machine's byte order; its own inverse on bytes."""
-    into.frombytes(data)
-    if sys.byteorder == "big":
-        into.byteswap()
-    return into
-
-
-def _split_record(data: bytes) -> tuple[bytes, bytes]:
-    """Header and arrays of a record of this version."""
-    if len(data) < _HEADER.size or data[:4] != _MAGIC:
-        raise ValueError("not a continuation record")
-    _, version, length = _HEADER.unpack_from(data)
-    if version != CONTINUATION_VERSION:
-        raise ValueError(f"continuation record of version {version}, this release reads {CONTINUATION_VERSION}")
-    end = _HEADER.size + length
-    if len(data) < end:
-        raise ValueError("continuation record is truncated")
-    return data[_HEADER.size : end], data[end:]

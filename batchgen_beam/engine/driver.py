@@ -2,110 +2,135 @@
 
 Owns the only thread that touches the engine.  Callers submit rows for a lane and wait for that lane's answers; if the
 thread dies, its exception is raised in every waiter.  A row is known by its key until its answer is taken: rows of an
-abandoned bundle go on and are there for its successor, and only answers that the abandoned bundle took are computed
-again, with the same bits.  Does not know Beam or text.
+abandoned bundle go on and are there for its successor.  What has to outlive the process is told to a `Recorder` as it
+happens, in the driver's thread.  Does not know Beam, text or files.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from batchgen_beam.engine.engine import Engine
+from batchgen_beam.engine.mailbox import Mailbox
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.errors import EngineError
-from batchgen_beam.records import Answer, Prompt
+from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Prompt
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "ForgetfulRecorder", "Recorder"]
 
 QUEUE_FACTOR = 2
 """Rows that may wait for a slot, as a multiple of the slots; more is congestion."""
 
+CHECKPOINT_LOOKS = 4
+"""So often within a checkpoint interval the engine is asked which rows are due."""
 
-class _Mailbox:
-    """What one lane has asked for and what has come; keys are row key texts."""
 
-    def __init__(self) -> None:
-        self.claimed: set[str] = set()
-        self.answers: dict[str, Answer] = {}
-        self.ready: deque[str] = deque()
-        self.taken = 0
+class Recorder(Protocol):
+    """Who keeps what must not be lost.  Called in the driver's thread, between two steps."""
 
-    def open(self) -> None:
-        """A new bundle: it claims its rows anew; answers that nobody took are kept for it."""
-        self.claimed = set()
-        self.taken = 0
-        self.ready.clear()
+    checkpoint_seconds: float
+    """A running row is recorded anew after this long, if it has grown enough."""
 
-    def claim(self, key: str) -> bool:
-        """Ask for a key in this bundle; False if that was done before."""
-        if key in self.claimed:
-            return False
-        self.claimed.add(key)
-        if key in self.answers:
-            self.ready.append(key)
-        return True
+    def alone(self, row: EngineRow) -> bool:
+        """Whether the row may only run while no other does."""
+        ...
 
-    def put(self, key: str, answer: Answer) -> None:
-        self.answers[key] = answer
-        if key in self.claimed:
-            self.ready.append(key)
+    def entering(self, rows: Collection[EngineRow]) -> None:
+        """These are all rows that the engine has from now on; what it returns from may kill the process."""
+        ...
 
-    def take(self) -> list[Answer]:
-        keys = list(self.ready)
-        self.ready.clear()
-        self.taken += len(keys)
-        return [self.answers.pop(key) for key in keys]
+    def answered(self, answers: Sequence[tuple[EngineRow, Answer]]) -> None:
+        """Rows were answered."""
+        ...
 
-    @property
-    def pending(self) -> int:
-        return len(self.claimed) - self.taken
+    def recorded(self, records: Sequence[ContinuationRecord]) -> None:
+        """Rows have come so far."""
+        ...
+
+
+class ForgetfulRecorder:
+    """Keeps nothing: for engines whose answers need not outlive them."""
+
+    checkpoint_seconds = float("inf")
+
+    def alone(self, row: EngineRow) -> bool:
+        """Every row may have company."""
+        return False
+
+    def entering(self, rows: Collection[EngineRow]) -> None:
+        """Nothing."""
+
+    def answered(self, answers: Sequence[tuple[EngineRow, Answer]]) -> None:
+        """Nothing."""
+
+    def recorded(self, records: Sequence[ContinuationRecord]) -> None:
+        """Nothing."""
 
 
 class Driver:
     """Steps an engine in a daemon thread; every method may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, recorder: Recorder | None = None, *,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
+        self._recorder: Recorder = recorder or ForgetfulRecorder()
+        self._clock = clock
+        self._looked = clock()
         self._mutex = threading.Lock()
         self._work = threading.Condition(self._mutex)
         self._news = threading.Condition(self._mutex)
-        self._inbox: deque[Prompt] = deque()
-        self._lanes: dict[str, _Mailbox] = {}
-        self._owners: dict[str, list[_Mailbox]] = {}
+        self._inbox: deque[EngineRow] = deque()
+        self._lonely: deque[EngineRow] = deque()
+        self._inside: dict[str, EngineRow] = {}
+        self._leaving: list[tuple[Mailbox, list[ContinuationRecord], threading.Event]] = []
+        self._lanes: dict[str, Mailbox] = {}
+        self._owners: dict[str, list[Mailbox]] = {}
         self._error: BaseException | None = None
         self._closing = False
+        self._suspending = False
+        self._fed = (0, 0)
+        self._lanes_peak = 0
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="batchgen-engine", daemon=True)
         self._thread.start()
 
     # For the lanes
 
-    def open_lane(self, lane: str, unfinished: Sequence[Prompt]) -> None:
+    def open_lane(self, lane: str, unfinished: Sequence[EngineRow]) -> None:
         """The first touch of a lane in a bundle: `unfinished` is all that was admitted and not durably yielded."""
         with self._mutex:
             self._check()
-            self._lanes.setdefault(lane, _Mailbox()).open()
+            self._lanes.setdefault(lane, Mailbox()).open()
         self.submit(lane, unfinished)
 
-    def submit(self, lane: str, prompts: Sequence[Prompt]) -> None:
+    def submit(self, lane: str, rows: Sequence[EngineRow]) -> None:
         """Ask for rows of a lane; a key that is known is not computed again."""
         with self._mutex:
             self._check()
-            mailbox = self._lanes.setdefault(lane, _Mailbox())
-            for prompt in prompts:
-                key = prompt.key.text
+            mailbox = self._lanes.setdefault(lane, Mailbox())
+            for row in rows:
+                key = row.key.text
                 if mailbox.claim(key) and key not in mailbox.answers:
-                    self._send(key, prompt, mailbox)
+                    self._send(key, row, mailbox)
+            self._lanes_peak = max(self._lanes_peak, sum(other.pending > 0 for other in self._lanes.values()))
             self._work.notify()
 
-    def _send(self, key: str, prompt: Prompt, mailbox: _Mailbox) -> None:
+    def _send(self, key: str, row: EngineRow, mailbox: Mailbox) -> None:
         owners = self._owners.setdefault(key, [])
         if not owners:
-            self._inbox.append(prompt)
+            self._inbox.append(row)
         if mailbox not in owners:
             owners.append(mailbox)
+
+    def fed(self, lane: str) -> None:
+        """The lane has no more rows to submit."""
+        with self._mutex:
+            self._lanes[lane].feeding = False
 
     def take(self, lane: str, *, timeout: float) -> list[Answer]:
         """Answers of a lane that were not taken in this bundle; waits at most `timeout` seconds for the first.
@@ -121,10 +146,34 @@ class Driver:
         with self._mutex:
             return self._take(self._lanes[lane], lambda: not self._crowded(), timeout)
 
-    def _take(self, mailbox: _Mailbox, enough: Callable[[], bool], timeout: float) -> list[Answer]:
+    def _take(self, mailbox: Mailbox, enough: Callable[[], bool], timeout: float) -> list[Answer]:
         self._news.wait_for(lambda: mailbox.ready or enough() or self._stopped(), timeout)
         self._check()
         return mailbox.take()
+
+    def suspend(self, lane: str) -> list[ContinuationRecord]:
+        """MIGRATE: the lane's unanswered rows as records, by key; they leave the engine unless another lane asked too.
+
+        Waits for the step under way.  Answers that have come are still there to be taken.
+        """
+        with self._mutex:
+            self._check()
+            records: list[ContinuationRecord] = []
+            done = threading.Event()
+            self._leaving.append((self._lanes[lane], records, done))
+            self._work.notify()
+            self._news.wait_for(lambda: done.is_set() or self._stopped())
+            self._check()
+        return sorted(records, key=lambda record: record.key.text)
+
+    def _disowned(self, mailbox: Mailbox) -> set[str]:
+        keys = set()
+        for key in mailbox.give_up():
+            self._owners[key].remove(mailbox)
+            if not self._owners[key]:
+                del self._owners[key]
+                keys.add(key)
+        return keys
 
     def pending(self, lane: str) -> int:
         """Rows of a lane whose answers were not taken in this bundle."""
@@ -139,15 +188,25 @@ class Driver:
     def _crowded(self) -> bool:
         return len(self._inbox) + self._stats.queued >= QUEUE_FACTOR * self._stats.capacity
 
+    def unanswered(self) -> int:
+        """Rows of all lanes that the engine has or will get."""
+        with self._mutex:
+            return len(self._owners)
+
     def stats(self) -> EngineStats:
         """The engine's last reading."""
         with self._mutex:
-            return self._stats
+            return replace(self._stats, fed_steps=self._fed[0], fed_row_steps=self._fed[1],
+                           lanes_peak=self._lanes_peak)
 
-    def close(self, *, timeout: float | None = None) -> None:
-        """End the thread after its present step; waiters and later callers get an `EngineError`."""
+    def close(self, *, timeout: float | None = None, suspend: bool = False) -> None:
+        """End the thread after its present step; waiters and later callers get an `EngineError`.
+
+        `suspend`: rows under way are recorded first.
+        """
         with self._mutex:
             self._closing = True
+            self._suspending |= suspend
             self._work.notify_all()
             self._news.notify_all()
         if self._thread is not threading.current_thread():
@@ -169,33 +228,89 @@ class Driver:
     def _run(self) -> None:
         try:
             while self._fetch():
+                before = self._stats.row_steps
                 self._engine.step()
-                self._deliver(self._engine.poll())
+                self._deliver(self._engine.poll(), before)
+                self._record()
+            if self._suspending:
+                self._recorder.recorded([record for record in self._engine.suspend_all() if record.generated_ids])
         except BaseException as error:  # noqa: BLE001 - handed to every waiter by `_check`
             with self._mutex:
                 self._error = error
                 self._news.notify_all()
 
     def _fetch(self) -> bool:
-        """Move new rows to the engine, waiting for some while it is idle; False when closing."""
+        """Let rows go, move new ones to the engine, wait while there is nothing to do; False when closing."""
         with self._mutex:
-            self._work.wait_for(lambda: self._inbox or self._closing or self._busy())
-            prompts = list(self._inbox)
-            self._inbox.clear()
+            self._work.wait_for(lambda: self._inbox or self._leaving or self._closing or self._busy() or self._lonely)
             if self._closing:
                 return False
-        for prompt in prompts:
-            self._engine.submit(prompt)
+            self._let_go()
+            rows = self._admissible()
+        if rows:
+            self._inside.update((row.key.text, row) for row in rows)
+            self._recorder.entering(self._inside.values())
+            for row in rows:
+                self._engine.submit(row)
         return True
+
+    def _let_go(self) -> None:
+        """Serve those who wait in `suspend`."""
+        for mailbox, records, done in self._leaving:
+            records += self._suspended(self._disowned(mailbox))
+            self._recorder.recorded([record for record in records if record.generated_ids])
+            done.set()
+        if self._leaving:
+            self._leaving.clear()
+            self._stats = self._engine.stats()
+            self._news.notify_all()
+
+    def _suspended(self, keys: set[str]) -> list[ContinuationRecord]:
+        """These rows, out of the engine or from before its door."""
+        records = self._engine.suspend(keys)
+        for key in keys:
+            self._inside.pop(key, None)
+        for waiting in (self._inbox, self._lonely):
+            leaving = [row for row in waiting if row.key.text in keys]
+            records += [ContinuationRecord.begin(row) if isinstance(row, Prompt) else row for row in leaving]
+            for row in leaving:
+                waiting.remove(row)
+        return records
+
+    def _admissible(self) -> list[EngineRow]:
+        """What enters the engine now: all rows that may have company, or a single one that may not."""
+        rows: list[EngineRow] = []
+        while self._inbox:
+            row = self._inbox.popleft()
+            (self._lonely if self._recorder.alone(row) else rows).append(row)
+        if not rows and not self._inside and self._lonely:
+            return [self._lonely.popleft()]
+        alone = any(map(self._recorder.alone, self._inside.values()))
+        if alone:
+            self._inbox.extendleft(reversed(rows))
+        return [] if alone else rows
 
     def _busy(self) -> bool:
         return self._stats.queued + self._stats.active + self._stats.waiting > 0
 
-    def _deliver(self, answers: Sequence[Answer]) -> None:
+    def _deliver(self, answers: Sequence[Answer], row_steps_before: int) -> None:
+        self._recorder.answered([(self._inside.pop(answer.key.text), answer) for answer in answers])
         with self._mutex:
             self._stats = self._engine.stats()
+            more = self._stats.row_steps - row_steps_before
+            if more and any(mailbox.feeding for mailbox in self._lanes.values()):
+                self._fed = (self._fed[0] + 1, self._fed[1] + more)
             for answer in answers:
                 key = answer.key.text
                 for mailbox in self._owners.pop(key, ()):
                     mailbox.put(key, answer)
             self._news.notify_all()
+
+    def _record(self) -> None:
+        seconds = self._recorder.checkpoint_seconds
+        now = self._clock()
+        if now - self._looked >= seconds / CHECKPOINT_LOOKS:
+            self._looked = now
+            records = self._engine.checkpoint(seconds)
+            if records:
+                self._recorder.recorded(records)

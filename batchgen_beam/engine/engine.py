@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import islice
 
@@ -28,10 +28,13 @@ from batchgen_beam.engine.slots import Ints, SlotTable
 from batchgen_beam.engine.stats import Counters, EngineFacts, EngineStats
 from batchgen_beam.errors import ErrorCode, RowError
 from batchgen_beam.models.interface import KernelSet, Model
-from batchgen_beam.records import Answer, ContinuationRecord, Failure, Outcome, Prompt
+from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Failure, Outcome, Prompt
 from batchgen_beam.settings import EngineSettings
 
-__all__ = ["Engine"]
+__all__ = ["CHECKPOINT_GROWTH", "Engine"]
+
+CHECKPOINT_GROWTH = 0.25
+"""A running row's record is renewed once its answer has grown by this share."""
 
 
 class Engine:
@@ -67,24 +70,45 @@ class Engine:
 
     # In and out
 
-    def submit(self, prompt: Prompt) -> None:
-        """Queue a row.  One that can never run becomes its failure at once."""
+    def submit(self, row: EngineRow) -> None:
+        """Queue a row.  One that can never run becomes its failure at once.
+
+        A record of another print can't go on with the same bits: its row starts over, and `restarts` counts it.
+        """
+        foreign = None if isinstance(row, Prompt) or not row.generated_ids else self._foreign_print(row)
+        if foreign is not None:
+            self._count.restarts[foreign] = self._count.restarts.get(foreign, 0) + 1
         try:
-            limit = self._limit(prompt)
+            if isinstance(row, Prompt):
+                self._begin(row)
+            elif foreign is not None or not row.generated_ids:
+                self._begin(row.prompt)
+            else:
+                self.resume(row)
         except RowError as error:
-            self._answer(Failure(key=prompt.key, code=error.code, message=error.message))
-            return
-        self._enqueue(RowSequence(self._next_id, prompt, limit=limit, content_print=self._facts.content_print,
-                                  numeric_print=self._facts.numeric_print, now=self._clock()))
+            self._answer(Failure(key=row.key, code=error.code, message=error.message))
+
+    def _begin(self, prompt: Prompt) -> None:
+        self._enqueue(RowSequence(self._next_id, prompt, limit=self._limit(prompt), now=self._clock(),
+                                  content_print=self._facts.content_print, numeric_print=self._facts.numeric_print))
 
     def resume(self, record: ContinuationRecord) -> None:
-        """Queue a suspended row; it goes on with the same bits.  `ValueError` for a record of another print."""
-        for name in ("content_print", "numeric_print"):
-            theirs, ours = getattr(record, name), getattr(self._facts, name)
-            if theirs != ours:
-                raise ValueError(f"continuation of {name} {theirs!r} can't go on under {ours!r}")
-        limit = self._limit(Prompt(key=record.key, token_ids=record.prompt_ids, params=record.params))
-        self._enqueue(RowSequence.resume(self._next_id, record, limit=limit, now=self._clock()))
+        """Queue a suspended row; it goes on with the same bits.
+
+        `ValueError` for a record of another print, `RowError` if the row can't run here.
+        """
+        foreign = self._foreign_print(record)
+        if foreign is not None:
+            raise ValueError(f"continuation of {foreign} {getattr(record, foreign)!r} can't go on under "
+                             f"{getattr(self._facts, foreign)!r}")
+        row = RowSequence.resume(self._next_id, record, limit=self._limit(record.prompt), now=self._clock())
+        self._enqueue(row)
+        self._count.resumed_rows += 1
+
+    def _foreign_print(self, record: ContinuationRecord) -> str | None:
+        """Which of the prints differs from this engine's."""
+        return next((name for name in ("content_print", "numeric_print")
+                     if getattr(record, name) != getattr(self._facts, name)), None)
 
     def _enqueue(self, row: RowSequence) -> None:
         self._next_id += 1
@@ -116,14 +140,34 @@ class Engine:
 
     def suspend_all(self) -> list[ContinuationRecord]:
         """Every unanswered row in its portable form, oldest first; the engine is empty afterwards."""
-        admitted = [self._live.rows[seq_id] for seq_id in sorted(self._live.rows)]
+        return self.suspend({row.key.text for row in (*self._live.rows.values(), *self._queue)})
+
+    def suspend(self, keys: Iterable[str]) -> list[ContinuationRecord]:
+        """The unanswered rows with these row key texts in their portable form, oldest first; they leave the engine."""
+        wanted = set(keys)
+        admitted = [row for _, row in sorted(self._live.rows.items()) if row.key.text in wanted]
+        queued = [row for row in self._queue if row.key.text in wanted]
         for row in admitted:
             if row.seq_id in self._live.slot_of:
                 self._live.sync(row)
-        records = [row.suspend() for row in (*admitted, *self._queue)]
+        records = [row.suspend() for row in (*admitted, *queued)]
         for row in admitted:
             self._live.forget(row)
-        self._queue.clear()
+        self._queue = deque(row for row in self._queue if row.key.text not in wanted)
+        self._changed = True
+        return records
+
+    def checkpoint(self, seconds: float, *, growth: float = CHECKPOINT_GROWTH) -> list[ContinuationRecord]:
+        """Records of running rows whose last one is `seconds` old and that have generated `growth` more since."""
+        now = self._clock()
+        due = [row for row in self._live.rows.values() if now - row.recorded_at >= seconds]
+        records = []
+        for row in due:
+            if row.seq_id in self._live.slot_of:
+                self._live.sync(row)
+            if len(row.generated) > (1 + growth) * row.recorded_tokens:
+                records.append(row.record())
+                row.recorded_at, row.recorded_tokens = now, len(row.generated)
         return records
 
     # The loop
@@ -209,10 +253,11 @@ class Engine:
             self._advance(self._row(slot))
 
     def _advance_prefill(self, row: RowSequence, chunk: PrefillChunk) -> None:
-        before = row.recomputed
+        recomputed, resumed = row.recomputed, row.resumed
         row.computed_to(chunk.start + chunk.count)
         self._count.prefilled_tokens += chunk.count
-        self._count.recomputed_tokens += row.recomputed - before
+        self._count.recomputed_tokens += row.recomputed - recomputed
+        self._count.resumed_tokens += row.resumed - resumed
         self._advance(row)
 
     def _advance(self, row: RowSequence) -> None:
@@ -250,7 +295,7 @@ class Engine:
         """A reading of the sums and of what is under way."""
         sums = {item.name: getattr(self._count, item.name) for item in fields(Counters)}
         return EngineStats(
-            **{**sums, "failures": dict(self._count.failures)},
+            **{**sums, "failures": dict(self._count.failures), "restarts": dict(self._count.restarts)},
             queued=len(self._queue),
             active=len(self._live.slot_of),
             waiting=len(self._live.rows) - len(self._live.slot_of),

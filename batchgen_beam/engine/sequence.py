@@ -70,7 +70,11 @@ class NewTokens:
 
 
 class Sequence:
-    """One row under way.  `computed` counts the positions whose KV is stored; `context` is prompt and generated."""
+    """One row under way.  `computed` counts the positions whose KV is stored; `context` is prompt and generated.
+
+    `recomputed` positions went through the model again, `resumed` of them because another engine had computed them.
+    `recorded_tokens` were generated when the last record was made, at the clock's `recorded_at`.
+    """
 
     __slots__ = (
         "_life",
@@ -80,6 +84,7 @@ class Sequence:
         "content_print",
         "finish_reason",
         "generated",
+        "inherited",
         "key",
         "limit",
         "logprobs",
@@ -89,6 +94,9 @@ class Sequence:
         "prompt_ids",
         "reached",
         "recomputed",
+        "recorded_at",
+        "recorded_tokens",
+        "resumed",
         "seq_id",
         "started",
         "status",
@@ -111,8 +119,9 @@ class Sequence:
         self.logprobs = TokenLogprobs(width=prompt.params.logprobs)
         self.status = Status.QUEUED
         self.finish_reason: FinishReason | None = None
-        self.computed = self.reached = self.prefilled = self.recomputed = 0
-        self.submitted = self.started = now
+        self.computed = self.reached = self.inherited = self.prefilled = self.recomputed = self.resumed = 0
+        self.submitted = self.started = self.recorded_at = now
+        self.recorded_tokens = 0
         self._life = self._run()
 
     # The coroutine
@@ -141,7 +150,7 @@ class Sequence:
         if status not in _MOVES.get(self.status, set()):
             raise ValueError(f"sequence {self.seq_id} can't go from {self.status} to {status}")
         if status is Status.EVICTED:
-            self.computed = 0
+            self.computed = self.inherited = 0
         self.status = status
 
     def tokens(self, start: int, count: int) -> array[int]:
@@ -156,6 +165,7 @@ class Sequence:
         """KV is stored for all positions before `position`; counts what was computed again."""
         again = max(0, min(position, self.reached) - self.computed)
         self.recomputed += again
+        self.resumed += max(0, min(position, self.inherited) - self.computed)
         self.prefilled += position - self.computed
         self.computed = position
         self.reached = max(self.reached, position)
@@ -198,5 +208,7 @@ class Sequence:
         sequence.prefilled = record.prefilled_tokens
         sequence.recomputed = record.recomputed_tokens
         sequence.reached = sequence.context + len(record.generated_ids) - 1 if record.generated_ids else 0
+        sequence.inherited = sequence.reached
+        sequence.recorded_tokens = len(record.generated_ids)
         sequence.absorb(NewTokens(record.generated_ids[:], record.logprobs), None)
         return sequence

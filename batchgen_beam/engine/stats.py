@@ -26,8 +26,10 @@ class EngineFacts:
 class Counters:
     """Sums since the engine was built.
 
-    `prefilled_tokens` went through the model as prompt chunks, `recomputed_tokens` of them for a second time;
-    `row_steps` sums the rows of all steps; `events` counts visits of sequences.
+    `prefilled_tokens` went through the model as prompt chunks, `recomputed_tokens` of them for a second time; of these,
+    `resumed_tokens` were computed by another engine before: they belong to the `resumed_rows` that came as records.
+    `restarts` counts records that could not go on here, by the print that differed.  `row_steps` sums the rows of all
+    steps; `events` counts visits of sequences.
     """
 
     rows_done: int = 0
@@ -36,6 +38,9 @@ class Counters:
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     recomputed_tokens: int = 0
+    resumed_rows: int = 0
+    resumed_tokens: int = 0
+    restarts: dict[str, int] = field(default_factory=dict)
     holds: int = 0
     evictions: int = 0
     steps: int = 0
@@ -46,7 +51,11 @@ class Counters:
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats(Counters):
-    """A reading: a copy of the sums, and what is under way now."""
+    """A reading: a copy of the sums, and what is under way now.
+
+    `fed_steps` are the steps during which some lane still had rows to submit, `fed_row_steps` their rows, `lanes_peak`
+    the most lanes with rows under way at once; only a driver knows them.
+    """
 
     queued: int
     active: int
@@ -55,6 +64,9 @@ class EngineStats(Counters):
     pages_used: int
     pages_total: int
     forward_calls: int
+    fed_steps: int = 0
+    fed_row_steps: int = 0
+    lanes_peak: int = 0
 
     @property
     def fill(self) -> float:

@@ -13,11 +13,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from apache_beam.io.filesystem import BeamIOError
 
 from batchgen_beam.engine.stats import EngineStats
-from batchgen_beam.errors import ErrorCode
 from batchgen_beam.storage import files
 
 __all__ = ["ProgressSample", "ProgressWriter", "Readings", "progress_folder", "read_samples", "total"]
@@ -33,12 +33,11 @@ def progress_folder(output: str, run_id: str) -> str:
 def sum_stats(parts: Iterable[EngineStats]) -> EngineStats:
     """Several engines as one; zeros where there is none."""
     found = list(parts)
-    names = [item.name for item in fields(EngineStats) if item.name != "failures"]
-    failures: Counter[ErrorCode] = Counter()
-    for part in found:
-        failures.update(part.failures)
+    tables: dict[str, Any] = {name: dict(sum((Counter(getattr(part, name)) for part in found), Counter()))
+              for name in ("failures", "restarts")}
+    names = [item.name for item in fields(EngineStats) if item.name not in tables]
     sums = {name: sum(getattr(part, name) for part in found) for name in names}
-    return EngineStats(failures=dict(failures), **sums)
+    return EngineStats(**sums, **tables)
 
 
 def _idle() -> EngineStats:
