@@ -11,7 +11,7 @@ import pytest
 from tests.package_sources import LINKED, PACKAGE, ROOT, source_files, sources
 
 LAYERS = {
-    "errors": "0", "records": "0", "settings": "0", "batch_order": "0", "config": "0",
+    "errors": "0", "record_codec": "0", "records": "0", "settings": "0", "batch_order": "0", "config": "0",
     "models": "1",
     "weights": "2",
     "engine": "3a", "kernels": "3a", "text": "3b",
