@@ -170,7 +170,8 @@ class ProcessHost:
         """What this process has done so far."""
         answered, failed = self.tally.read()
         mine = ProgressSample(process=self._name, elapsed_seconds=self._clock() - self._started,
-                              last_row_seconds=self._last_row, answered=answered, failed=failed)
+                              last_row_seconds=self._last_row, answered=answered, failed=failed,
+                              reused=self.tally.reused)
         engine = self._engine
         if engine is None:
             return mine

@@ -49,6 +49,17 @@ class Tally:
         self._lock = threading.Lock()
         self._answered = 0
         self._failed: Counter[str] = Counter()
+        self._reused = 0
+
+    @property
+    def reused(self) -> int:
+        """Rows that were done before this run."""
+        return self._reused
+
+    def reuse(self, rows: int) -> None:
+        """So many more rows whose answers were there already."""
+        with self._lock:
+            self._reused += rows
 
     def count(self, answer: Answer) -> None:
         """One more row."""

@@ -48,7 +48,8 @@ def _idle() -> EngineStats:
 class ProgressSample:
     """What one process has done so far; `engine` and what stands beside it are zero while it has no engine.
 
-    Seconds count from the process's beginning.  `fill` is the mean share of the engine's slots in use; `pages_peak` is
+    `reused` rows were done before this run; the other rows were answered or failed here.  Seconds count from the
+    process's beginning.  `fill` is the mean share of the engine's slots in use; `pages_peak` is
     the most KV pages in use whenever a row was finished.
     """
 
@@ -57,6 +58,7 @@ class ProgressSample:
     last_row_seconds: float = 0.0
     answered: int = 0
     failed: dict[str, int] = field(default_factory=dict)
+    reused: int = 0
     engines: int = 0
     load_seconds: float = 0.0
     engine: EngineStats = field(default_factory=_idle)
@@ -100,6 +102,7 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
         last_row_seconds=max((part.last_row_seconds for part in parts), default=0.0),
         answered=sum(part.answered for part in parts),
         failed=dict(failed),
+        reused=sum(part.reused for part in parts),
         engines=sum(part.engines for part in parts),
         load_seconds=sum(part.load_seconds for part in parts),
         engine=engine,
