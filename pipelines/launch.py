@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import SetupOptions
 
 from batchgen_beam.pipelines.build import JobSpec, build_job
@@ -52,6 +53,7 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     `RuntimeError` where the job stopped.  An interrupt may come out as any of them, or as `KeyboardInterrupt`.
     """
     request = RunRequest.of(options)
+    FileSystems.set_options(options)  # as Beam does in the pipeline and in each worker: the checks read stores before
     runner = pin_runner(options)
     streams.note(f"checking input {' '.join(request.inputs)} and model {request.model}")
     now = datetime.now(UTC)
