@@ -7,19 +7,28 @@ copy.  Does not know what the bytes mean.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from batchgen_beam.errors import UserError
+from batchgen_beam.storage.store_errors import may_pass, store_errors
 
-__all__ = ["check_file", "check_store", "exists", "join", "list_below", "list_files", "move", "normalise_uri",
-           "open_stored", "read_bytes", "remove", "write_atomically"]
+__all__ = ["WRITE_PAUSES", "StoredFile", "check_file", "check_store", "exists", "join", "list_below", "list_files",
+           "list_stored", "move", "normalise_uri", "open_stored", "read_bytes", "remove", "write_atomically"]
+
+LOG = logging.getLogger(__name__)
+
+WRITE_PAUSES = (0.1, 0.5, 2.0)
 
 _PLAIN = CompressionTypes.UNCOMPRESSED
 _FILE_SCHEME = "file://"
@@ -97,8 +106,24 @@ def read_bytes(path: str) -> bytes:
         return handle.read()
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Create or replace a file, with the folders it needs; it is never seen half written."""
+def write_atomically(path: str, data: bytes, *, pause: Callable[[float], object] = time.sleep) -> None:
+    """Create or replace a file, with the folders it needs; it is never seen half written.
+
+    A failure that may pass is tried again after each of `WRITE_PAUSES` seconds; a full disk or a missing permission is
+    raised at once.
+    """
+    for seconds in WRITE_PAUSES:
+        try:
+            return _write_once(path, data)
+        except store_errors() as error:
+            if not may_pass(error):
+                raise
+            LOG.warning("%s was not written and is tried again: %s", path, error)
+        pause(seconds)
+    return _write_once(path, data)
+
+
+def _write_once(path: str, data: bytes) -> None:
     target = _beam_path(path)
     if "://" in target:
         _write(target, data)
@@ -145,6 +170,15 @@ def move(source: str, target: str) -> None:
             raise
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What a listing says: the normalised URI, bytes, and seconds since the epoch (0.0 from a store without times)."""
+
+    uri: str
+    size: int
+    modified: float
+
+
 def list_files(pattern: str) -> list[str]:
     """Normalised URIs of the files that match, sorted.
 
@@ -158,7 +192,19 @@ def list_files(pattern: str) -> list[str]:
 
 def list_below(folder: str, pattern: str) -> list[str]:
     """Paths relative to `folder`, sorted, of the files in it that match; the folder's own name is no pattern."""
-    root = f"{normalise_uri(folder).rstrip('/')}/"
+    root = _as_root(folder)
+    return [file.uri.removeprefix(root) for file in list_stored(folder, pattern)]
+
+
+def list_stored(folder: str, pattern: str) -> list[StoredFile]:
+    """The files in `folder` that match, by URI; the folder's own name is no pattern."""
+    root = _as_root(folder)
     literal = re.sub(r"[*?\[]", "?", root)  # Beam's patterns have no quoting: match too much, then compare
-    found = list_files(literal + pattern)
-    return [uri.removeprefix(root) for uri in found if uri.startswith(root)]
+    found = FileSystems.match([_beam_path(literal + pattern)])
+    entries = {normalise_uri(entry.path): entry for result in found for entry in result.metadata_list}
+    return [StoredFile(uri, entry.size_in_bytes, float(entry.last_updated_in_seconds))
+            for uri, entry in sorted(entries.items()) if uri.startswith(root)]
+
+
+def _as_root(folder: str) -> str:
+    return f"{normalise_uri(folder).rstrip('/')}/"

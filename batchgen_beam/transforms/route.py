@@ -14,6 +14,7 @@ from apache_beam.pvalue import TaggedOutput
 
 from batchgen_beam.errors import PublishError
 from batchgen_beam.records import Answer, Failure, Outcome, RowKey
+from batchgen_beam.storage.settling import failure_rank, first_of_choices
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.units import PlacedAnswer, Placement
 from batchgen_beam.transforms.exchange import GroupParcels, bucket_count
@@ -47,29 +48,14 @@ def settle(answers: Sequence[Answer]) -> SettledAnswers:
     outcomes = [answer for answer in answers if isinstance(answer, Outcome)]
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if outcomes:
-        chosen = _first_of_choices(outcomes)
+        chosen = first_of_choices(outcomes)
         collapsed = sum(chosen[outcome.choice_index].same_answer(outcome) for outcome in outcomes) - len(chosen)
         kept: tuple[Answer, ...] = tuple(chosen[choice] for choice in sorted(chosen))
     else:
-        failure = min(failures, key=_failure_rank)
+        failure = min(failures, key=failure_rank)
         collapsed = failures.count(failure) - 1
         kept = (failure,)
     return SettledAnswers(kept, collapsed, len(answers) - len(kept) - collapsed)
-
-
-def _first_of_choices(outcomes: Iterable[Outcome]) -> dict[int, Outcome]:
-    chosen: dict[int, Outcome] = {}
-    for outcome in sorted(outcomes, key=_outcome_rank):
-        chosen.setdefault(outcome.choice_index, outcome)
-    return chosen
-
-
-def _outcome_rank(outcome: Outcome) -> tuple[str, bytes, str]:
-    return outcome.numeric_print, outcome.token_ids.tobytes(), repr(outcome)
-
-
-def _failure_rank(failure: Failure) -> tuple[str, str, str]:
-    return failure.code, failure.message, failure.prompt_head
 
 
 class RouteRow(beam.DoFn):
