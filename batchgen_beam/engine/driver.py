@@ -101,8 +101,8 @@ class Driver:
 
     # For the lanes
 
-    def open_lane(self, lane: str, unfinished: Sequence[EngineRow]) -> None:
-        """The first touch of a lane in a bundle: `unfinished` is all that was admitted and not durably yielded."""
+    def open_lane(self, lane: str, unfinished: Sequence[EngineRow] = ()) -> None:
+        """The first touch of a lane in a bundle: its rows are to be submitted anew, also those of bundles before."""
         with self._mutex:
             self._check()
             self._lanes.setdefault(lane, Mailbox()).open()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from batchgen_beam.engine.driver import Driver
+from batchgen_beam.engine.driver import Driver, Recorder
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.kernels.self_test import SelfTest, check_invariance
@@ -46,10 +46,11 @@ class LoadedEngine:
         return ", ".join(f"{name} {value}" for name, value in self.numeric.facts)
 
 
-def load_engine(model: ModelFolder, settings: EngineSettings, content: str) -> LoadedEngine:
+def load_engine(model: ModelFolder, settings: EngineSettings, content: str,
+                recorder: Recorder | None = None) -> LoadedEngine:
     """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print.
 
-    `settings` give the threads and the KV memory.  Kernels whose self-test fails run all the same, but every answer's
+    `recorder` keeps what has to outlive the process; `settings` give the threads and the KV memory.  Kernels whose self-test fails run all the same, but every answer's
     numeric print says that they are not deterministic.  Raises `OptionError` where the KV memory does not hold one
     page of each cache group.
     """
@@ -63,5 +64,5 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str) -> L
     facts = EngineFacts(eos_ids=model.eos_ids, text_vocabulary=model.text_vocabulary, content_print=content,
                         numeric_print=numeric.digest)
     engine = Engine(weights, kernels, settings, facts)
-    return LoadedEngine(driver=Driver(engine), context_limit=engine.context_limit, longest_row=engine.longest_row,
+    return LoadedEngine(driver=Driver(engine, recorder), context_limit=engine.context_limit, longest_row=engine.longest_row,
                         self_test=test, numeric=numeric)

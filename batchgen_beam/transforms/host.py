@@ -1,8 +1,8 @@
 """The life of the engine in a worker process: loaded once, shared by all DoFns, stopped when dropped.
 
-Owns the process-wide object behind the steps: the text side (for Prepare), the engine with its driver (for Generate),
-the tally and the progress file.  Each part is made when it is first asked for, so that a process which only prepares
-loads no weights.  Does not know Beam's steps, rows or lanes.
+Owns the process-wide object behind the steps: the text side (for Prepare), the engine with its driver and its journal
+(for Generate), the tally and the progress file.  Each part is made when it is first asked for, so that a process which
+only prepares loads no weights.  Does not know Beam's steps.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from apache_beam.utils.shared import Shared
 
-from batchgen_beam.records import Answer, Failure, Outcome, Prompt
+from batchgen_beam.records import Answer
 from batchgen_beam.settings import EngineSettings, GenerationDefaults
-from batchgen_beam.text.detokenize import with_text
 from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.transforms.engine_loader import LoadedEngine, load_engine
 from batchgen_beam.transforms.memory import default_kv_memory
 from batchgen_beam.transforms.metrics import ENGINE_WORK, Tally
 from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
 from batchgen_beam.transforms.progress_files import ProgressSample, ProgressWriter
-from batchgen_beam.transforms.row_boundary import at_row_boundary
+from batchgen_beam.transforms.wording import Wording
+
+if TYPE_CHECKING:  # TEMPORARY
+    from batchgen_beam.transforms.lane_intake import LaneIntake
+    from batchgen_beam.transforms.recording import EngineRecorder, JournalPlace
 
 __all__ = ["EngineHost", "HostHandle", "HostSettings", "ProcessHost"]
 
 LOG = logging.getLogger(__name__)
 
-HEAD_LENGTH = 120
-"""Characters of a prompt that a failure shows; no token of interest has less than one."""
+SUSPEND_SECONDS = 10.0
+"""So long an engine may take to end its step when the process has to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class HostSettings:
     """What a worker process needs to know, small enough to travel with every step.
 
     Where `engine` leaves threads or KV memory open (0), each of a machine's `processes` takes its part of the cores,
-    and of a quarter of the free memory.  `progress` None: no progress files.
+    and of a quarter of the free memory.  `progress` None: no progress files.  `journal` None: nothing outlives the run.
     """
 
     source: ModelSource
@@ -53,6 +57,7 @@ class HostSettings:
     processes: int = 1
     progress: str | None = None
     progress_interval: float = 10.0
+    journal: JournalPlace | None = None
 
     def open_model(self) -> ModelFolder:
         """The model's small files."""
@@ -66,33 +71,43 @@ class HostSettings:
 
 
 class EngineHost:
-    """A loaded engine and what turns its outcomes into text."""
+    """A loaded engine, and what is kept of its rows."""
 
-    def __init__(self, loaded: LoadedEngine, model: ModelFolder, seconds: float) -> None:
+    def __init__(self, loaded: LoadedEngine, recorder: EngineRecorder | None, place: JournalPlace | None,
+                 seconds: float) -> None:
         self.loaded = loaded
         self.driver = loaded.driver
         self.load_seconds = seconds
-        self._model = model
+        self._recorder = recorder
+        self._place = place
         self._lock = threading.Lock()
         self._unreported = [seconds]
         self._reported = dict.fromkeys(ENGINE_WORK, 0)
+        self._intakes: dict[tuple[int, int], LaneIntake] = {}
         weakref.finalize(self, loaded.driver.close)
 
-    def in_words(self, prompt: Prompt, answer: Answer) -> Answer:
-        """The answer to `prompt` for a reader: an outcome with its text, a failure with the prompt's beginning.
+    def intake(self, low: int, high: int) -> LaneIntake | None:
+        """The intake of the lane of these key hashes; None where there is no journal."""
+        if self._recorder is None or self._place is None:
+            return None
+        with self._lock:
+            found = self._intakes.get((low, high))
+            if found is None:
+                from batchgen_beam.transforms.lane_intake import LaneIntake  # TEMPORARY
+                from batchgen_beam.transforms.replays import LaneReplays  # TEMPORARY
+                found = self._intakes[low, high] = LaneIntake(self._recorder, LaneReplays(self._place, low, high))
+            return found
 
-        An outcome whose ids can't be decoded becomes a failure.
-        """
-        if isinstance(answer, Failure):
-            return replace(answer, prompt_head=answer.prompt_head or self._head(prompt))
-        return at_row_boundary(prompt.key, lambda: self._with_text(answer), lambda: self._head(prompt))
+    def lane_finished(self) -> None:
+        """Make what was answered durable; a `FatalError` if that can't be done."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
-    def _with_text(self, outcome: Outcome) -> Answer:
-        return with_text(outcome, self._model.tokenizer, self._model.eos_ids)
-
-    def _head(self, prompt: Prompt) -> str:
-        text = self._model.tokenizer.decode(prompt.token_ids[:HEAD_LENGTH])
-        return text[:HEAD_LENGTH]
+    def suspend(self) -> None:
+        """Stop stepping, and leave every row's state and answer behind; waiters get an `EngineError`."""
+        self.driver.close(timeout=SUSPEND_SECONDS, suspend=True)
+        if self._recorder is not None:
+            self._recorder.close()
 
     def unreported_loads(self) -> list[float]:
         """Seconds of loads that no metric has counted yet; each is given once."""
@@ -120,6 +135,7 @@ class ProcessHost:
         self._lock = threading.RLock()
         self._model: ModelFolder | None = None
         self._preparer: Preparer | None = None
+        self._wording: Wording | None = None
         self._engine: EngineHost | None = None
         self._last_row = 0.0
         self._pages_peak = 0
@@ -143,6 +159,13 @@ class ProcessHost:
                 self._preparer = self.model().preparer(self._settings.defaults)
             return self._preparer
 
+    def wording(self) -> Wording:
+        """What turns answers into text."""
+        with self._lock:
+            if self._wording is None:
+                self._wording = Wording(self.model())
+            return self._wording
+
     def engine(self) -> EngineHost:
         """The engine, loaded by the first caller while the others wait.
 
@@ -152,9 +175,13 @@ class ProcessHost:
         with self._lock:
             if self._engine is None:
                 started = self._clock()
-                model = self.model()
-                loaded = load_engine(model, self._settings.engine_settings(), self._settings.content_print)
-                self._engine = EngineHost(loaded, model, self._clock() - started)
+                place = self._settings.journal
+                if place is not None:
+                    from batchgen_beam.transforms.recording import EngineRecorder  # TEMPORARY
+                recorder = None if place is None else EngineRecorder(place, self._name, self.wording())
+                loaded = load_engine(self.model(), self._settings.engine_settings(), self._settings.content_print,
+                                     recorder)
+                self._engine = EngineHost(loaded, recorder, place, self._clock() - started)
                 self.loads += 1
                 LOG.info("engine loaded in %.1f s: %s", self._engine.load_seconds, loaded.summary())
             return self._engine
@@ -180,6 +207,13 @@ class ProcessHost:
             mine, engines=self.loads, load_seconds=engine.load_seconds, engine=stats, fill=stats.fill,
             pages_peak=max(self._pages_peak, stats.pages_used),
             deterministic=engine.loaded.self_test.deterministic, numeric_print=engine.loaded.numeric.digest)
+
+    def suspend(self) -> None:
+        """The process has to go: leave behind what it has come to, and say so."""
+        engine = self._engine
+        if engine is not None:
+            engine.suspend()
+        self.report()
 
     def report(self) -> None:
         """Bring the progress file up to date now."""

@@ -9,7 +9,7 @@ workers, with the key's bytes bare and with their length in front: so any run of
 
 from __future__ import annotations
 
-__all__ = ["MAX_LANES", "lane_name"]
+__all__ = ["MAX_LANES", "lane_index", "lane_name"]
 
 _SUFFIXES = (
     671, 608, 310, 2300, 1187, 665, 127, 403, 376, 90, 258, 127, 143, 940, 72, 49, 147, 170, 320, 295, 2146, 74,
@@ -32,3 +32,8 @@ MAX_LANES = len(_SUFFIXES)
 def lane_name(index: int) -> str:
     """The key of lane `index`, 0 <= index < MAX_LANES."""
     return f"lane-{index:03d}-{_SUFFIXES[index]:04d}"
+
+
+def lane_index(name: str) -> int:
+    """The inverse of `lane_name`."""
+    return int(name.split("-")[1])

@@ -16,7 +16,7 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from batchgen_beam.errors import OptionError
-from batchgen_beam.records import Prompt, RowKey
+from batchgen_beam.records import EngineRow, Prompt, RowKey
 from batchgen_beam.transforms.lane_names import MAX_LANES, lane_name
 from batchgen_beam.transforms.wire import open_sealed, seal
 
@@ -29,14 +29,15 @@ LANES_PER_SLOT = 4
 ROWS_PER_LANE_FACTOR = 10
 """A lane should hold this many times the rows that an engine runs at once: each lane pays its own long tail."""
 
-_PROMPT_OVERHEAD = 200
+_TOKEN_BYTES = 4
+_ROW_OVERHEAD = 200
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
     """Rows that travel together to one lane."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[EngineRow, ...]
 
 
 class PromptChunkCoder(Coder):
@@ -88,33 +89,37 @@ def hash_range(index: int, lanes: int) -> tuple[int, int]:
     return -(-(index << 64) // lanes), -(-((index + 1) << 64) // lanes)
 
 
-def _weight(prompt: Prompt) -> int:
-    return 4 * len(prompt.token_ids) + _PROMPT_OVERHEAD
+def _weight(row: EngineRow) -> int:
+    if isinstance(row, Prompt):
+        return _TOKEN_BYTES * len(row.token_ids) + _ROW_OVERHEAD
+    logprobs = row.logprobs
+    numbers = len(row.prompt_ids) + len(row.generated_ids) + len(logprobs.chosen) + 2 * len(logprobs.top)
+    return _TOKEN_BYTES * numbers + _ROW_OVERHEAD
 
 
 @dataclass(slots=True)
 class _Buffer:
     """The rows of one lane that wait for their chunk to fill: at most 256 rows or 4 MiB (a larger row goes alone)."""
 
-    prompts: list[Prompt] = field(default_factory=list)
+    rows: list[EngineRow] = field(default_factory=list)
     weight: int = 0
 
-    def add(self, prompt: Prompt) -> PromptChunk | None:
+    def add(self, row: EngineRow) -> PromptChunk | None:
         """Take one more; gives the chunk that it no longer fitted into."""
-        fits = len(self.prompts) < CHUNK_ROWS and self.weight + _weight(prompt) <= CHUNK_BYTES
-        full = None if fits or not self.prompts else self.take()
-        self.prompts.append(prompt)
-        self.weight += _weight(prompt)
+        fits = len(self.rows) < CHUNK_ROWS and self.weight + _weight(row) <= CHUNK_BYTES
+        full = None if fits or not self.rows else self.take()
+        self.rows.append(row)
+        self.weight += _weight(row)
         return full
 
     def take(self) -> PromptChunk:
-        chunk = PromptChunk(tuple(self.prompts))
-        self.prompts, self.weight = [], 0
+        chunk = PromptChunk(tuple(self.rows))
+        self.rows, self.weight = [], 0
         return chunk
 
 
 class ChunkByLane(beam.DoFn):
-    """Prompts of one bundle, gathered by lane into chunks."""
+    """Rows of one bundle, gathered by lane into chunks."""
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
@@ -123,10 +128,10 @@ class ChunkByLane(beam.DoFn):
         """No row outlives its bundle here."""
         self._buffers: dict[str, _Buffer] = {}
 
-    def process(self, prompt: Prompt) -> Iterator[tuple[str, PromptChunk]]:
-        """The lane's chunk, once the prompt no longer fits into it."""
-        lane = lane_of(prompt.key, self._lanes)
-        full = self._buffers.setdefault(lane, _Buffer()).add(prompt)
+    def process(self, row: EngineRow) -> Iterator[tuple[str, PromptChunk]]:
+        """The lane's chunk, once the row no longer fits into it."""
+        lane = lane_of(row.key, self._lanes)
+        full = self._buffers.setdefault(lane, _Buffer()).add(row)
         if full is not None:
             yield lane, full
 
@@ -138,24 +143,24 @@ class ChunkByLane(beam.DoFn):
 
 
 class ToLanes(beam.PTransform):
-    """Prompt -> (lane, PromptChunk), keys typed as text so that every runner encodes them alike."""
+    """EngineRow -> (lane, PromptChunk), keys typed as text so that every runner encodes them alike."""
 
     def __init__(self, lanes: int) -> None:
         super().__init__()
         self._lanes = lanes
 
-    def expand(self, prompts: beam.PCollection) -> beam.PCollection:
+    def expand(self, rows: beam.PCollection) -> beam.PCollection:
         """See the class."""
         chunks = beam.ParDo(ChunkByLane(self._lanes)).with_output_types(tuple[str, PromptChunk])
-        return prompts | "ChunkByLane" >> chunks
+        return rows | "ChunkByLane" >> chunks
 
 
-def split_chunks(prompts: Sequence[Prompt]) -> Iterator[PromptChunk]:
+def split_chunks(rows: Sequence[EngineRow]) -> Iterator[PromptChunk]:
     """The same rows as chunks within the limits, in order."""
     buffer = _Buffer()
-    for prompt in prompts:
-        full = buffer.add(prompt)
+    for row in rows:
+        full = buffer.add(row)
         if full is not None:
             yield full
-    if buffer.prompts:
+    if buffer.rows:
         yield buffer.take()

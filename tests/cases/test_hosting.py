@@ -16,7 +16,7 @@ from batchgen_beam.pipelines.main import ROWS_FAILED, main
 from batchgen_beam.records import Answer, Failure, InputRow
 from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms import metrics
-from batchgen_beam.transforms.generate import Generate
+from batchgen_beam.transforms.generate import Generate, Round
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lanes import ToLanes
 from batchgen_beam.transforms.prepare import Prepare
@@ -34,7 +34,7 @@ def test_case_58_one_load_whatever_the_runner_rebuilds(tmp_path: Path) -> None:
     for name in ("one", "two"):
         prompts = [make_prompt(index, seed=len(name + str(index))) for index in range(40)]
         rows = pipeline | f"{name}" >> beam.Create(prompts) | f"spread {name}" >> beam.Reshuffle()
-        _ = rows | f"lanes {name}" >> ToLanes(3) | f"generate {name}" >> Generate(handle)
+        _ = rows | f"lanes {name}" >> ToLanes(3) | f"generate {name}" >> Generate(handle, Round())
     result = pipeline.run()
     result.wait_until_finish()
     wanted = MetricsFilter().with_namespace(metrics.NAMESPACE).with_name(metrics.LOAD_MSECS)
@@ -100,8 +100,8 @@ def _answer_all(rows: list[InputRow], handle: HostHandle,
                 check: Callable[[list[tuple[str, Answer]]], None]) -> PipelineResult:
     pipeline = beam.Pipeline(runner="FnApiRunner")
     prepared = pipeline | beam.Create(rows) | Prepare(handle)
-    generated = prepared.prompts | ToLanes(2) | Generate(handle)
-    assert_that((prepared.failures, generated) | beam.Flatten(), check)
+    generated = prepared.prompts | ToLanes(2) | Generate(handle, Round())
+    assert_that((prepared.failures, generated.answers) | beam.Flatten(), check)
     result = pipeline.run()
     result.wait_until_finish()
     return result

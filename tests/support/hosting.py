@@ -11,7 +11,7 @@ from typing import Any
 
 from batchgen_beam.records import InputRow, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings, GenerationDefaults
-from batchgen_beam.transforms.generate import GenerateLane
+from batchgen_beam.transforms.generate import GenerateLane, Round
 from batchgen_beam.transforms.host import HostHandle, HostSettings
 from batchgen_beam.transforms.lanes import PromptChunk
 from batchgen_beam.transforms.model_folder import ModelSource
@@ -75,6 +75,9 @@ class Window:
         return 0
 
 
+ONE_ROUND = Round()
+
+
 @dataclass
 class LaneByHand:
     """One lane of a `GenerateLane`, its state and bundles in the test's hands."""
@@ -85,9 +88,9 @@ class LaneByHand:
     done: Bag = field(default_factory=Bag)
 
     @classmethod
-    def of(cls, handle: HostHandle) -> LaneByHand:
+    def of(cls, handle: HostHandle, this: Round = ONE_ROUND) -> LaneByHand:
         """A lane of a step that has been set up."""
-        step = GenerateLane(handle)
+        step = GenerateLane(handle, this)
         step.setup()
         return cls(step)
 

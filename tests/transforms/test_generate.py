@@ -18,7 +18,7 @@ from batchgen_beam.errors import EngineError, ErrorCode
 from batchgen_beam.models.fake import FakeModel
 from batchgen_beam.records import Answer, Outcome, Prompt, token_array
 from batchgen_beam.text.fake_folder import write_fake_folder
-from batchgen_beam.transforms.generate import CONGESTED_WAIT_SECONDS, Generate
+from batchgen_beam.transforms.generate import CONGESTED_WAIT_SECONDS, Generate, Round
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lane_ledger import COMPACT_FROM
 from batchgen_beam.transforms.lanes import ToLanes
@@ -64,7 +64,7 @@ def test_answers_do_not_depend_on_lanes_bundles_or_order(
 
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         rows = pipeline | beam.Create(groups) | beam.Reshuffle() | beam.FlatMap(lambda group: group)
-        assert_that(rows | ToLanes(lanes) | Generate(handle), check)
+        assert_that((rows | ToLanes(lanes) | Generate(handle, Round(hashed=lanes))).answers, check)
 
 
 def test_equal_rows_are_answered_once(handle: HostHandle) -> None:

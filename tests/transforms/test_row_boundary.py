@@ -17,7 +17,7 @@ from batchgen_beam.errors import EngineError, ErrorCode, RowError
 from batchgen_beam.records import Answer, Failure, RowKey
 from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.text.tokenizer import Tokenizer
-from batchgen_beam.transforms.generate import Generate
+from batchgen_beam.transforms.generate import Generate, Round
 from batchgen_beam.transforms.lanes import ToLanes
 from batchgen_beam.transforms.prepare import Prepare
 from batchgen_beam.transforms.row_boundary import at_row_boundary
@@ -104,7 +104,7 @@ def test_a_tokenizer_that_breaks_on_a_row_fails_that_row(tmp_path: Path, monkeyp
     rows = [input_row(index, prompt=f"question {index}.", max_tokens=3 + index) for index in range(20)]
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         prepared = pipeline | beam.Create(rows) | Prepare(handle)
-        generated = prepared.prompts | ToLanes(2) | Generate(handle)
-        assert_that((prepared.failures, generated) | beam.Flatten(), check)
+        generated = prepared.prompts | ToLanes(2) | Generate(handle, Round(hashed=2))
+        assert_that((prepared.failures, generated.answers) | beam.Flatten(), check)
     answered, failed = handle.acquire().tally.read()
     assert (answered, failed) == (18, {"ENGINE_ERROR": 2})

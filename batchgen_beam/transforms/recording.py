@@ -1,0 +1,130 @@
+"""What a process keeps of its engine's rows for whoever comes after it: answers and records in the journal, attempts.
+
+Owns the rule about rows that kill their process: after `LONELY_FROM` deaths without progress a row runs alone, and one
+that died alone is answered `ENGINE_ERROR`.  Does not know how parts are written (`batchgen_beam.storage`) nor lanes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from apache_beam.io.filesystem import BeamIOError
+
+from batchgen_beam.errors import ErrorCode
+from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Failure, Prompt
+from batchgen_beam.settings import JournalSettings
+from batchgen_beam.storage.in_flight import Attempt, InFlightFile, dead_attempts
+from batchgen_beam.storage.journal import Journal
+from batchgen_beam.storage.journal_writer import JournalWriter
+from batchgen_beam.transforms.wording import Wording
+
+__all__ = ["LONELY_FROM", "EngineRecorder", "JournalPlace"]
+
+LOG = logging.getLogger(__name__)
+
+LONELY_FROM = 3
+"""So many processes may die with a row that gets nowhere; then it runs alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalPlace:
+    """Where a run keeps its journal.
+
+    `known`: paths of the parts that the run's graph has read.  `retry`: failures of these codes are tried again.
+    """
+
+    journal: Journal
+    run: str
+    settings: JournalSettings
+    known: frozenset[str] = frozenset()
+    retry: frozenset[ErrorCode] = frozenset()
+
+
+def _generated(row: EngineRow) -> int:
+    return 0 if isinstance(row, Prompt) else len(row.generated_ids)
+
+
+class EngineRecorder:
+    """The `Recorder` of a process's driver.  Any thread may look, flush and close."""
+
+    def __init__(self, place: JournalPlace, process: str, wording: Wording, *,
+                 clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds since the epoch."""
+        self.checkpoint_seconds = place.settings.checkpoint_seconds
+        self._place = place
+        self._wording = wording
+        self._clock = clock
+        self._writer = JournalWriter(place.journal, place.run, place.settings)
+        self._in_flight = InFlightFile(place.journal, place.run, process)
+        self._lock = threading.Lock()
+        self._dead: dict[str, Attempt] = {}
+        self.look()
+
+    # Rows that kill
+
+    def look(self) -> None:
+        """Find out which rows processes have died with."""
+        dead = dead_attempts(self._place.journal, now=self._clock())
+        with self._lock:
+            self._dead = dead
+
+    def _deaths(self, row: EngineRow) -> Attempt:
+        """Deaths of processes with this row since it last got anywhere."""
+        found = self._dead.get(row.key.text)
+        if found is None or _generated(row) > found.length:
+            return Attempt(attempts=0, alone=False, length=_generated(row))
+        return found
+
+    def alone(self, row: EngineRow) -> bool:
+        """Whether the row may only run while no other does."""
+        return self._deaths(row).attempts >= LONELY_FROM
+
+    def poisoned(self, row: EngineRow) -> Failure | None:
+        """The answer of a row whose process died while it ran alone; journalled."""
+        deaths = self._deaths(row)
+        if not deaths.alone or ErrorCode.ENGINE_ERROR in self._place.retry:
+            return None
+        failure = Failure(key=row.key, code=ErrorCode.ENGINE_ERROR, poison=True, message=(
+            f"{deaths.attempts} processes died with this row, the last one while it ran alone; it runs again only "
+            f"with --retry-failed={ErrorCode.ENGINE_ERROR}"))
+        self.answered([(row, failure)])
+        return failure
+
+    # Recorder
+
+    def entering(self, rows: Collection[EngineRow]) -> None:
+        """Leave word of who is in the engine; a refusal costs at most the count of one death."""
+        attempts = {}
+        for row in rows:
+            deaths = self._deaths(row).attempts
+            attempts[row.key.text] = Attempt(attempts=deaths, alone=deaths >= LONELY_FROM, length=_generated(row))
+        try:
+            self._in_flight.write(attempts)
+        except (BeamIOError, OSError) as error:
+            LOG.warning("attempts of %d rows were not recorded: %s", len(attempts), error)
+
+    def answered(self, answers: Sequence[tuple[EngineRow, Answer]]) -> None:
+        """Journal them; outcomes without text, which follows from their ids."""
+        if answers:
+            self._writer.add([self._wording.answer_to(row, answer) if isinstance(answer, Failure) else answer
+                              for row, answer in answers])
+
+    def recorded(self, records: Sequence[ContinuationRecord]) -> None:
+        """Journal them."""
+        if records:
+            self._writer.add(records)
+
+    # The end
+
+    def flush(self) -> None:
+        """Return once everything so far is stored; a `FatalError` if it can't be."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """The engine has no row any more: flush, and take back the word of its rows."""
+        self._writer.close()
+        self._in_flight.remove()

@@ -1,0 +1,57 @@
+"""What has been journalled since the run's graph was built: by processes that died, by another run, by this process.
+
+A runner may do a bundle again, or a whole stage; the graph's own look at the journal is then out of date.  Owns an index
+of key hashes for each lane, read once per part.  Does not know Beam or the engine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchgen_beam.records import EngineRow
+from batchgen_beam.storage.journal import Journal, Part
+from batchgen_beam.storage.settling import Entry, Settled, settle_entries
+from batchgen_beam.transforms.recording import JournalPlace
+
+__all__ = ["LaneReplays"]
+
+Hashes = NDArray[np.uint64]
+
+
+class LaneReplays:
+    """The newer parts of the journal that concern one lane: key hashes from `low` to before `high`."""
+
+    def __init__(self, place: JournalPlace, low: int, high: int) -> None:
+        self._journal: Journal = place.journal
+        self._retry = place.retry
+        self._range = low, high
+        self._known = set(place.known)
+        self._index: list[tuple[Part, Hashes]] = []
+
+    def refresh(self) -> None:
+        """Index the parts that have appeared."""
+        for part in self._journal.parts():
+            if part.path not in self._known:
+                self._known.add(part.path)
+                hashes = self._journal.hashes(part, *self._range)
+                if len(hashes):
+                    self._index.append((part, hashes))
+
+    def find(self, rows: Sequence[EngineRow]) -> dict[str, Settled]:
+        """What the journal says about these rows, by row key text; rows that it does not know are left out."""
+        if not self._index:
+            return {}
+        texts = {row.key.text for row in rows}
+        wanted = np.array(sorted(row.key.hash64 for row in rows), np.uint64)
+        found: dict[str, list[Entry]] = defaultdict(list)
+        for part, hashes in self._index:
+            here = np.intersect1d(wanted, hashes)
+            if len(here):
+                low, high = int(here[0]), int(here[-1]) + 1
+                for entry in self._journal.entries(part, low=low, high=high, only=here).entries:
+                    found[entry.key.text].append(entry)
+        return {text: settle_entries(found[text], retry=self._retry) for text in texts & found.keys()}
