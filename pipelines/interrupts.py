@@ -10,27 +10,35 @@ import logging
 import os
 import signal
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Self
+
+from batchgen_beam.transforms.leaving import HOLDERS
 
 __all__ = ["INTERRUPTED", "INTERRUPTED_MESSAGE", "Interrupts"]
 
 INTERRUPTED = 130
 INTERRUPTED_MESSAGE = (
-    "batchgen-beam: interrupted; what was published stays, the same command runs the job again\n")
+    "batchgen-beam: interrupted; answers and rows under way are kept, the same command goes on from there\n")
 
 STDERR = 2
 
 GRACE_SECONDS = 8.0
-"""So long the command may take to end by itself; then its processes are ended."""
+"""So long the command may take to end by itself; then its processes are ended, unless they still save rows."""
+
+LONGEST_SECONDS = 16.0
+"""So long rows may take to be saved: whoever sends a termination signal will soon send the other one."""
+
+_LOOK_SECONDS = 0.2
 
 
 class Interrupts:
     """While it is open, Ctrl-C and a termination signal both interrupt the main thread, and are remembered.
 
-    A local runner works in the main thread and reports the interrupt as the failure of some step, or not at all.  A
-    second signal, or `GRACE_SECONDS` after the first, end child processes and this one at once.
+    A local runner works in the main thread and reports the interrupt as the failure of some step, or not at all.
+    Worker processes are told at once.  A second signal ends them and this process without waiting; so does the time.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -40,13 +48,13 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         self._silenced = logging.root.manager.disable
-        self._watchdog = threading.Timer(GRACE_SECONDS, _leave)
-        self._watchdog.daemon = True
+        self._over = threading.Event()
+        self._watchdog = threading.Thread(target=self._watch, name="batchgen-watchdog", daemon=True)
         self._before = {number: signal.signal(number, self._interrupt) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._watchdog.cancel()
+        self._over.set()
         logging.disable(self._silenced)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -56,17 +64,31 @@ class Interrupts:
             _leave()
         self.seen = True
         logging.disable()
+        _signal_below(signal.SIGTERM)
         self._watchdog.start()
         raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(_LOOK_SECONDS):
+            waited = time.monotonic() - began
+            saving = HOLDERS.suspending or _below(os.getpid())
+            if waited >= LONGEST_SECONDS or (waited >= GRACE_SECONDS and not saving):
+                _leave()
 
 
 def _leave() -> NoReturn:
     """End all processes below this one, then this one, without waiting for any thread."""
-    for child in _below(os.getpid()):
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+    _signal_below(signal.SIGKILL)
     os.write(STDERR, INTERRUPTED_MESSAGE.encode())
     os._exit(INTERRUPTED)
+
+
+def _signal_below(number: signal.Signals) -> None:
+    """Send a signal to all processes below this one."""
+    for child in _below(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
 
 
 def _below(process: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -36,10 +37,11 @@ def kv_bytes(model: Model, pages: int) -> int:
 
 
 def engine(model: Model | None = None, *, facts: EngineFacts = FACTS, schedule: Callable[[Snapshot], Plan] = schedule,
-           **settings: int) -> Engine:
+           clock: Callable[[], float] = time.monotonic, **settings: int) -> Engine:
     """An engine with small default budgets."""
     defaults = EngineSettings(dtype="float32", max_rows=8, step_tokens=256, prefill_chunk=64, kv_memory=1 << 22)
-    return Engine(model or fake_model(), KERNELS, replace(defaults, **settings), facts, schedule=schedule)
+    return Engine(model or fake_model(), KERNELS, replace(defaults, **settings), facts, schedule=schedule,
+                  clock=clock)
 
 
 def prompt(name: str, length: int, *, max_tokens: int | None = 40, **params: float) -> Prompt:
