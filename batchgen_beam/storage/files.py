@@ -150,9 +150,20 @@ def exists(path: str) -> bool:
 
 def remove(path: str) -> bool:
     """Delete a file if it is there; whether it was."""
-    if not exists(path):
+    target = _beam_path(path)
+    if "://" not in target:  # Beam would take the name for a pattern
+        with suppress(FileNotFoundError):
+            os.remove(target)
+            return True
         return False
-    FileSystems.delete([_beam_path(path)])
+    if not exists(target):
+        return False
+    try:
+        FileSystems.delete([target])
+    except store_errors():
+        if exists(target):
+            raise
+        return False
     return True
 
 

@@ -139,6 +139,8 @@ def _matching_groups(metadata: pq.FileMetaData, low: int, high: int, only: Hashe
     """Row groups that may hold such a hash, by their statistics."""
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(0).statistics
+        if statistics is None:  # a group without rows
+            continue
         first, last = max(statistics.min, low), min(statistics.max, high - 1)
         if first <= last and (only is None or _any_between(only, first, last)):
             yield group
