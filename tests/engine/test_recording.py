@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_checkpoints_come_with_growth_and_time_and_hold_the_bits() -> None:
         lengths += [(now[0], len(record.generated_ids)) for record in fresh]
     (answer,) = rig.poll()
     assert lengths[0][1] > 0
-    for (before, shorter), (after, longer) in zip(lengths, lengths[1:], strict=False):
+    for (before, shorter), (after, longer) in pairwise(lengths):
         assert after - before >= 10
         assert longer > 1.25 * shorter
     assert not rig.checkpoint(0.0)
