@@ -7,7 +7,7 @@ the graph or how progress is shown.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,17 +19,15 @@ from batchgen_beam.storage.files import join, normalise_uri
 from batchgen_beam.storage.inputs import InputPlan, plan_input
 from batchgen_beam.storage.run_files import FINGERPRINT_FILE, check_output, read_fingerprint
 from batchgen_beam.storage.units import FAILURES, RESULTS
-from batchgen_beam.text.template import missing_template
+from batchgen_beam.text.template import TemplateText, missing_template
 from batchgen_beam.transforms.host import HostSettings
 from batchgen_beam.transforms.lanes import lane_count
 from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
+from batchgen_beam.transforms.model_store import EVERYWHERE, IN_IMAGE, is_on_a_store, local_path
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print
 from batchgen_beam.weights.checkpoint import check_checkpoint
 
 __all__ = ["CheckedRun", "check_run"]
-
-_EVERYWHERE = "file://"
-"""A model path with this in front is there on every worker: on a shared file system, or in the workers' image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +50,18 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     _check_reach(request.model, runner)
     plan = plan_input(request.inputs, request.columns, output=request.output, limit=request.limit)
     lanes = lane_count(request.lanes, slots=runner.slots, rows=plan.rows, capacity=request.engine.max_rows)
-    source = ModelSource(model=request.model, model_cache=request.model_cache, template_file=request.chat_template,
+    source = ModelSource(model=request.model, model_cache=request.model_cache, template=_template(request),
                          clock=_template_clock(request.output, now), eos_ids=request.eos_ids)
-    model = source.open(max_context=request.engine.max_context)
-    check_checkpoint(model.path)
+    model = _open_model(source, request)
     _check_messages(plan, request, model)
     fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype,
                                 clock=source.clock.date().isoformat())
     if not request.new_fingerprint:
         check_output(request.output, fingerprint)
     host = HostSettings(
-        source=source, engine=request.engine, defaults=request.defaults, content_print=fingerprint.digest,
-        processes=runner.processes, progress=progress, progress_interval=request.progress_interval)
+        source=replace(source, content=Fingerprint.of(model.content())), engine=request.engine,
+        defaults=request.defaults, content_print=fingerprint.digest, processes=runner.processes, progress=progress,
+        progress_interval=request.progress_interval)
     return CheckedRun(plan=plan, fingerprint=fingerprint, lanes=lanes, host=host,
                       not_applied=model.defaults.unapplied)
 
@@ -86,11 +84,32 @@ def _check_place(output: str) -> None:
 
 def _check_reach(model: str, runner: RunnerFacts) -> None:
     """Workers elsewhere do not have the launcher's files."""
-    if not runner.on_launcher_machine and not model.lower().startswith(_EVERYWHERE):
+    elsewhere = is_on_a_store(model) or model.lower().startswith((EVERYWHERE, IN_IMAGE))
+    if not runner.on_launcher_machine and not elsewhere:
         raise OptionError(
-            f"--runner={runner.name} has workers on other machines, and --model={model} is a path of this one; write "
-            f"--model={_EVERYWHERE}/... for a path that is the same on every worker (a shared file system, the "
-            f"workers' image), or use --environment_type=LOOPBACK or --runner={LOCAL}")
+            f"--runner={runner.name} has workers on other machines, and --model={model} is a path of this one; copy "
+            f"it to a store and give its URI (gs://, s3://), or write --model={EVERYWHERE}/... for a path that is the "
+            f"same on every machine (a shared file system), --model={IN_IMAGE}/... for one in the workers' image; or "
+            f"use --environment_type=LOOPBACK or --runner={LOCAL}")
+
+
+def _template(request: RunRequest) -> TemplateText | None:
+    return None if request.chat_template is None else TemplateText.of_file(Path(request.chat_template))
+
+
+def _open_model(source: ModelSource, request: RunRequest) -> ModelFolder:
+    """The model, or its facts where the user gives them: then the workers check the model itself."""
+    limit = request.engine.max_context
+    if request.model_facts is not None:
+        return source.open_facts(Path(request.model_facts), max_context=limit)
+    path = local_path(request.model)
+    if path is not None and request.model.lower().startswith(IN_IMAGE) and not path.exists():
+        raise OptionError(f"--model={request.model} is in the workers' image, and this machine has no {path}: start "
+                          f"the run in that image, or run `batchgen-beam inspect {path} --write-facts FOLDER` there "
+                          "and give --model-facts=FOLDER here")
+    model = source.open(max_context=limit)
+    check_checkpoint(model.path)
+    return model
 
 
 def _template_clock(output: str, now: datetime) -> datetime:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 from batchgen_beam.pipelines.options import StrictParser, add_options
+from batchgen_beam.text.template import TemplateText
+from batchgen_beam.transforms.model_facts import write_facts
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
@@ -23,13 +25,16 @@ def inspect_model(flags: Sequence[str], stream: TextIO) -> None:
     """Write a model's facts; a `UserError` says why it would be refused."""
     parser = StrictParser(prog="batchgen-beam inspect", description="What a model is, and whether it would run.",
                           allow_abbrev=False)
-    parser.add_argument("model", help="a model folder or a GGUF file")
+    parser.add_argument("model", help="a model folder, a GGUF file, or a URI of either")
+    parser.add_argument("--write-facts", metavar="FOLDER", help="write what --model-facts takes")
     add_options(parser, "--model-cache", "--chat-template")
     given = parser.parse_args(list(flags))
     folder = resolve_model(given.model, Path(given.model_cache))
     checkpoint = check_checkpoint(folder)
-    template = None if given.chat_template is None else Path(given.chat_template)
-    model = ModelFolder.open(folder, template_file=template, clock=datetime.now(UTC), max_context=None)
+    template = None if given.chat_template is None else TemplateText.of_file(Path(given.chat_template))
+    model = ModelFolder.open(folder, template=template, clock=datetime.now(UTC), max_context=None)
+    if given.write_facts is not None:
+        write_facts(folder, Path(given.write_facts))
     for name, value in _facts(model, checkpoint):
         stream.write(f"{name:<22}{value}\n")
 

@@ -112,8 +112,12 @@ class Option:
 OPTIONS = (
     Option("--input", str, "Parquet or JSONL: a file or a pattern; may be repeated", "PATTERN", repeat=True),
     Option("--output", str, "folder for results, failures and the run's report", "FOLDER"),
-    Option("--model", str, "a model folder (config.json, safetensors, tokenizer.json) or a GGUF file", "PATH"),
-    Option("--model-cache", str, "where converted GGUF files are kept", "FOLDER", ".cache/converted"),
+    Option("--model", str, "a model folder (config.json, safetensors, tokenizer.json) or a GGUF file, by path or URI: "
+           "gs://, s3:// are copied by each host; file:/// and worker:/ are paths of every worker", "PATH"),
+    Option("--model-cache", str, "where each host keeps models it copied and GGUF files it converted", "FOLDER",
+           ".cache/converted"),
+    Option("--model-facts", str, "what the launcher reads in place of the model, written by inspect --write-facts",
+           "FOLDER"),
     Option("--chat-template", str, "a Jinja file that replaces the model's chat template", "FILE"),
     Option("--dtype", _dtype, f"arithmetic: {' or '.join(DTYPES)}", "NAME", "bfloat16"),
     Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the process's cores", "N", 0),
@@ -141,6 +145,11 @@ OPTIONS = (
     Option("--limit", _integer, "read only the first N rows", "N"),
     Option("--allow-failures", None, "exit 0 although rows failed"),
     Option("--new-fingerprint", None, "replace results that were made with other settings"),
+    Option("--flush-interval", _real, "an answer is stored at most so long after it was found", "SECONDS", 30.0),
+    Option("--checkpoint-interval", _real, "the state of a running row is stored this often, once it has grown",
+           "SECONDS", 30.0),
+    Option("--compact-after", _real, "journal files of ended runs are merged once they are this old", "SECONDS",
+           3600.0),
     Option("--progress-interval", _real, "seconds between two progress reports of a worker", "SECONDS", 10.0),
 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import BatchgenOptions
-from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns
+from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns, JournalSettings
 
 __all__ = ["RunRequest"]
 
@@ -31,6 +31,7 @@ class RunRequest:
     output: str
     model: str
     model_cache: str
+    model_facts: str | None
     chat_template: str | None
     engine: EngineSettings
     eos_ids: tuple[int, ...] | None
@@ -40,6 +41,7 @@ class RunRequest:
     limit: int | None
     new_fingerprint: bool
     progress_interval: float
+    journal: JournalSettings
 
     @classmethod
     def of(cls, options: BatchgenOptions) -> RunRequest:
@@ -57,9 +59,12 @@ class RunRequest:
                               "process's cores")
         return cls(
             inputs=tuple(options.input), output=options.output, model=options.model, model_cache=options.model_cache,
-            chat_template=options.chat_template, engine=_engine(options), eos_ids=options.eos_ids,
-            defaults=_defaults(options), columns=_columns(options), lanes=options.lanes, limit=options.limit,
-            new_fingerprint=options.new_fingerprint, progress_interval=options.progress_interval)
+            model_facts=options.model_facts, chat_template=options.chat_template, engine=_engine(options),
+            eos_ids=options.eos_ids, defaults=_defaults(options), columns=_columns(options), lanes=options.lanes,
+            limit=options.limit,
+            new_fingerprint=options.new_fingerprint, progress_interval=options.progress_interval,
+            journal=JournalSettings(flush_seconds=options.flush_interval, compact_seconds=options.compact_after,
+                                    checkpoint_seconds=options.checkpoint_interval))
 
 
 def _engine(options: BatchgenOptions) -> EngineSettings:

@@ -1,7 +1,7 @@
 """What the stores' clients raise when they fail, and which failures may pass.
 
-Owns the list of those errors: Beam hands on what its clients raise, and not all of that is an `OSError`.  Does not
-know what was being done.
+Owns the list of those errors: Beam and fsspec hand on what their clients raise, and not all of that is an `OSError`.
+Does not know what was being done.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from apache_beam.io.filesystem import BeamIOError
 __all__ = ["may_pass", "store_errors"]
 
 _CLIENT_ERRORS = {
+    "aiohttp.client_exceptions": ("ClientError",),
     "apache_beam.io.aws.clients.s3.messages": ("S3ClientError",),
     "azure.core.exceptions": ("AzureError",),
     "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "gcsfs.retry": ("HttpError",),
     "google.api_core.exceptions": ("GoogleAPIError",),
     "google.auth.exceptions": ("GoogleAuthError",),
     "hdfs.util": ("HdfsError",),
+    "httpx": ("HTTPError",),
+    "httpx2": ("HTTPError",),
 }
 """Module -> errors that are no `OSError`.  Whoever raises one has imported its module."""
 
@@ -32,7 +36,7 @@ _LASTING_STATUS = frozenset({400, 401, 403, 404, 405, 412})
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What to catch around Beam's file systems; to be called in the `except` clause."""
+    """What to catch around Beam's and fsspec's file systems; to be called in the `except` clause."""
     loaded = ((sys.modules[module], names) for module, names in _CLIENT_ERRORS.items() if module in sys.modules)
     return (OSError, *(getattr(module, name) for module, names in loaded for name in names))
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
@@ -22,7 +23,7 @@ from batchgen_beam.errors import CheckpointError, ErrorCode, InputError, OptionE
 from batchgen_beam.text.meter import Meter
 from batchgen_beam.text.sandbox import METER, TemplateSandbox
 
-__all__ = ["BASE_CHARACTERS", "CHARACTERS_PER_INPUT", "ChatTemplate", "missing_template"]
+__all__ = ["BASE_CHARACTERS", "CHARACTERS_PER_INPUT", "ChatTemplate", "TemplateText", "missing_template"]
 
 BASE_CHARACTERS = 1 << 24
 CHARACTERS_PER_INPUT = 64
@@ -32,6 +33,21 @@ _MAX_CLOCK_FORM = 256
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
            MemoryError)
 """What an expression of a template can raise."""
+
+
+class TemplateText(NamedTuple):
+    """A template that is not compiled; `name` says in errors where it came from."""
+
+    source: str
+    name: str
+
+    @classmethod
+    def of_file(cls, path: Path) -> TemplateText:
+        """The user's own file; an `OptionError` where it can't be read."""
+        try:
+            return cls(path.read_text(encoding="utf-8"), path.name)
+        except (OSError, ValueError) as error:
+            raise OptionError(f"the chat template {path} can't be read: {error}") from error
 
 
 class ChatTemplate:
@@ -61,21 +77,17 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, *, specials: Mapping[str, str], clock: datetime,
-             template_file: Path | None = None) -> ChatTemplate | None:
-        """The user's template file, else the model's own, else None.
+             own: TemplateText | None = None) -> ChatTemplate | None:
+        """The user's template, else the model's own, else None.
 
         A model keeps it in `chat_template.jinja` or in `tokenizer_config.json`, there as one text or as a list of
         named ones, of which `default` is taken.
 
         Raises:
-            OptionError: the user's file can't be read.
-            CheckpointError: the model's template is of no known form, or does not compile.
+            CheckpointError: the model's template is of no known form, or one does not compile.
         """
-        found = _of_file(template_file) if template_file is not None else _of_model(folder)
-        if found is None:
-            return None
-        source, name = found
-        return cls(source, specials=specials, clock=clock, name=name)
+        found = own or _of_model(folder)
+        return None if found is None else cls(found.source, specials=specials, clock=clock, name=found.name)
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The text of a conversation, ending where the assistant goes on.
@@ -113,18 +125,11 @@ def _characters(messages: Sequence[Mapping[str, object]]) -> int:
     return sum(len(value) for turn in messages for value in turn.values() if isinstance(value, str))
 
 
-def _of_file(path: Path) -> tuple[str, str]:
-    try:
-        return path.read_text(encoding="utf-8"), str(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"the chat template {path} can't be read: {error}") from error
-
-
-def _of_model(folder: Path) -> tuple[str, str] | None:
+def _of_model(folder: Path) -> TemplateText | None:
     own = folder / "chat_template.jinja"
     if own.exists():
         try:
-            return own.read_text(encoding="utf-8"), str(own)
+            return TemplateText(own.read_text(encoding="utf-8"), str(own))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"the chat template {own} can't be read: {error}") from error
     path = folder / "tokenizer_config.json"
@@ -134,7 +139,7 @@ def _of_model(folder: Path) -> tuple[str, str] | None:
     if value is not None and not isinstance(value, str):
         raise CheckpointError(f"{path}: chat_template should be a text or a list of named texts, got a "
                               f"{type(value).__name__}")
-    return None if value is None else (value, f"chat_template of {path}")
+    return None if value is None else TemplateText(value, f"chat_template of {path}")
 
 
 def _default_of(path: Path, named: list[object]) -> object:

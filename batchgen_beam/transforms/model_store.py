@@ -1,28 +1,27 @@
 """From what the user calls a model to a local folder in the one form that everything else knows.
 
-Owns the cache of converted GGUF files: one folder for each file content, made once even if several processes ask at
-the same time, and visible only when it is complete.  Does not know architectures or tokenizers.
+Owns the kinds of names, and the cache of converted GGUF files: one folder for each file content, made once even if
+several processes ask at the same time, and visible only when it is complete.  Does not know architectures or
+tokenizers, nor how stores are read (`model_download`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
-import os
 import shutil
+import socket
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.text.gguf_tokenizer import write_tokenizer
+from batchgen_beam.transforms.model_download import fetch_model, locked
 from batchgen_beam.weights.gguf import convert
 from batchgen_beam.weights.gguf_metadata import is_gguf
 
-__all__ = ["CONVERTER_VERSION", "resolve_model"]
+__all__ = ["CONVERTER_VERSION", "EVERYWHERE", "IN_IMAGE", "is_on_a_store", "local_path", "resolve_model"]
 
 LOG = logging.getLogger(__name__)
 
@@ -31,25 +30,50 @@ CONVERTER_VERSION = 1
 
 _READ_BYTES = 1 << 22
 
+EVERYWHERE = "file://"
+"""In front of a path that every machine has: on a shared file system."""
 
-def resolve_model(uri: str, cache_dir: Path) -> Path:
-    """The folder of the model: a folder as it is, a GGUF file converted into `cache_dir`.
+IN_IMAGE = "worker:"
+"""In front of a path that every worker has: in the workers' image."""
+
+
+def is_on_a_store(model: str) -> bool:
+    """Whether `model` is a URI that every machine can copy from."""
+    return "://" in model and local_path(model) is None
+
+
+def local_path(model: str) -> Path | None:
+    """The path that `model` names on the machine which asks; None for a URI of a store."""
+    if model.lower().startswith(IN_IMAGE):
+        return Path("/" + model[len(IN_IMAGE):].lstrip("/"))
+    if model.lower().startswith(EVERYWHERE):
+        model = model[len(EVERYWHERE):]
+    return None if "://" in model else Path(model).expanduser().absolute()
+
+
+def resolve_model(model: str, cache_dir: Path) -> Path:
+    """The folder of the model on this machine: a folder as it is, one on a store copied, a GGUF file converted.
+
+    Copies and conversions are kept in `cache_dir`.
 
     Raises:
-        CheckpointError: nothing is there, the scheme is not supported, or the file is no GGUF file or unreadable.
-        OptionError: `cache_dir` can't hold the conversion.
+        CheckpointError: nothing is there, its store can't be read, or a file is no GGUF file or unreadable.
+        OptionError: `cache_dir` can't hold the copy or the conversion.
     """
-    scheme, separator, rest = uri.partition("://")
-    if separator and scheme.lower() != "file":
-        raise CheckpointError(f"model {uri!r}: scheme {scheme!r} is not supported; give a local folder or a GGUF file")
-    path = Path(rest if separator else uri).expanduser().absolute()
+    path = local_path(model) or fetch_model(model, cache_dir.expanduser().absolute())
     if path.is_dir():
         return path
     if not path.is_file():
-        raise CheckpointError(f"model {uri!r}: there is neither a folder nor a file of that name")
+        raise CheckpointError(f"model {model!r}: there is neither a folder nor a file of that name{_where(model)}")
     if not is_gguf(path):
-        raise CheckpointError(f"model {uri!r} is a file but no GGUF file; give the folder that holds config.json")
+        raise CheckpointError(f"model {model!r} is a file but no GGUF file; give the folder that holds config.json")
     return _converted(path, cache_dir)
+
+
+def _where(model: str) -> str:
+    if model.lower().startswith((IN_IMAGE, EVERYWHERE)):
+        return f" on {socket.gethostname()}; it has to be there on every worker"
+    return ""
 
 
 def _converted(file: Path, cache_dir: Path) -> Path:
@@ -70,7 +94,7 @@ def _converted(file: Path, cache_dir: Path) -> Path:
 def _convert_once(file: Path, folder: Path) -> None:
     """Convert unless another process has; under the lock, all partial folders are of processes that died."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         if folder.is_dir():
             return
         for left in folder.parent.glob(f".{folder.name}-*"):
@@ -100,13 +124,3 @@ def _content_hash(file: Path) -> str:
             digest.update(block)
     return digest.hexdigest()
 
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; the system frees it if the process dies."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,20 +6,16 @@ is stored with every answer.  Never a path, a name or a time is part of either.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import OUTPUT_VERSION, GenerationDefaults
 from batchgen_beam.transforms.model_folder import ModelFolder
-from batchgen_beam.weights.identity import weights_identity
 
 __all__ = ["TEMPLATE_CLOCK", "content_print", "numeric_print"]
 
 TEMPLATE_CLOCK = "template_clock"
 """The fact that a resumed run takes over from the output folder, so that its prompts say the same date."""
-
-_NONE = "none"
 
 
 def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, clock: str) -> Fingerprint:
@@ -30,12 +26,7 @@ def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: st
     params = model.parameter_rules(defaults).effective({})
     template = model.template
     facts: dict[str, object] = {
-        "model_config": hashlib.sha256((model.path / "config.json").read_bytes()).hexdigest()[:32],
-        "weights": weights_identity(model.path)[:32],
-        "tokenizer": model.tokenizer.identity,
-        "template": _NONE if template is None else template.identity,
-        "eos_ids": sorted(model.eos_ids),
-        "context_limit": model.context_limit,
+        **model.content(),
         "dtype": dtype,
         "seed": defaults.seed,
         "logprobs": defaults.logprobs,

@@ -16,7 +16,7 @@ from batchgen_beam.settings import UNSUPPORTED_COLUMNS, GenerationDefaults
 from batchgen_beam.text.detokenize import with_text
 from batchgen_beam.text.model_files import ModelDefaults
 from batchgen_beam.text.prepare import Preparer
-from batchgen_beam.text.template import ChatTemplate, missing_template
+from batchgen_beam.text.template import ChatTemplate, TemplateText, missing_template
 from batchgen_beam.text.tokenizer import Tokenizer
 from tests.text.tiny import (
     BOS,
@@ -124,11 +124,11 @@ def test_case_18_messages_without_a_template_are_refused_at_start(tmp_path: Path
     assert re.search(r"'messages'.*no chat template.*--chat-template", refusal_at_start)
     own = tmp_path / "mine.jinja"
     own.write_text("{{ messages[0].content }}!", encoding="utf-8")
-    loaded = ChatTemplate.load(tmp_path, specials={}, clock=CLOCK, template_file=own)
+    loaded = ChatTemplate.load(tmp_path, specials={}, clock=CLOCK, own=TemplateText.of_file(own))
     assert loaded is not None
     assert loaded.render(USER) == "the end!"
     with pytest.raises(OptionError, match=r"absent\.jinja"):
-        ChatTemplate.load(tmp_path, specials={}, clock=CLOCK, template_file=tmp_path / "absent.jinja")
+        TemplateText.of_file(tmp_path / "absent.jinja")
 
 
 @BOTH

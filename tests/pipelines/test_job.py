@@ -132,7 +132,7 @@ def test_json_lines_are_read_too(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("flags", "message"), [
     (["--kv-memory=99"], r"one KV page of each cache group need \d+ bytes, --kv-memory is 99"),
     (["--runner=NoSuchRunner"], r"--runner=NoSuchRunner is no runner; use one of "),
-    (["--runner=DataflowRunner"], r"workers on other machines.*write --model=file:///"),
+    (["--runner=DataflowRunner"], r"workers on other machines.*its URI .*--model=file:///.*--model=worker:/"),
     (["--eos-ids=99999"], r"--eos-ids: 99999 is outside"),
     (["--input=nowhere://a/b.parquet"], r"nowhere://a/b\.parquet"),
     (["--runner=BundleBasedDirectRunner"], r"BundleBasedDirectRunner is not supported"),

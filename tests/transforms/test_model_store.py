@@ -1,4 +1,7 @@
-"""Laws of the model store: a folder is used as it is, a GGUF file is converted once, everything else is refused."""
+"""Laws of the model store: a folder is used as it is, a GGUF file is converted once, everything else is refused.
+
+What comes from stores: `test_model_download`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ def _write(path: Path, *, merge: str) -> Path:
 
 
 def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
-    """No copy, no cache; a file:// URI and a relative path name the same folder."""
+    """No copy, no cache; a file:// URI and a worker: path name the same folder."""
     folder = write_fake_folder(tmp_path / "fake")
-    assert resolve_model(str(folder), tmp_path / "cache") == folder
-    assert resolve_model(f"file://{folder}", tmp_path / "cache") == folder
+    for model in (f"{folder}", f"file://{folder}", f"FILE://{folder}", f"worker:{folder}", f"worker://{folder}"):
+        assert resolve_model(model, tmp_path / "cache") == folder
     assert not (tmp_path / "cache").exists()
 
 
@@ -88,9 +91,9 @@ def test_a_cache_that_can_not_be_written_is_refused_by_name(gguf: Path, tmp_path
 
 
 @pytest.mark.parametrize(("model", "message"), [
-    ("s3://bucket/model", r"s3://bucket/model.*scheme 's3' is not supported"),
-    ("hf://org/name", r"scheme 'hf' is not supported"),
-    ("/nowhere/model", r"/nowhere/model.*neither a folder nor a file"),
+    ("/nowhere/model", r"/nowhere/model.*neither a folder nor a file of that name$"),
+    ("file:///nowhere/model", r"neither a folder nor a file of that name on \S+; it has to be there on every worker"),
+    ("worker:/nowhere/model", r"neither a folder nor a file of that name on \S+; it has to be there on every worker"),
 ])
 def test_what_is_no_model_is_refused_by_name(model: str, message: str, tmp_path: Path) -> None:
     """The message names the model and what may be given instead."""

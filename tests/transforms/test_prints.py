@@ -12,6 +12,7 @@ from batchgen_beam.errors import OptionError
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import GenerationDefaults
 from batchgen_beam.text.fake_folder import write_fake_folder
+from batchgen_beam.text.template import TemplateText
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print, numeric_print
 
@@ -20,7 +21,8 @@ DAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 def _print(folder: Path, *, dtype: str = "float32", clock: datetime = DAY, template: Path | None = None,
            max_context: int | None = None, eos_ids: tuple[int, ...] | None = None, **defaults: float) -> Fingerprint:
-    model = ModelFolder.open(folder, template_file=template, clock=clock, max_context=max_context, eos_ids=eos_ids)
+    own = None if template is None else TemplateText.of_file(template)
+    model = ModelFolder.open(folder, template=own, clock=clock, max_context=max_context, eos_ids=eos_ids)
     return content_print(model, GenerationDefaults(**defaults), dtype=dtype, clock=clock.date().isoformat())
 
 
