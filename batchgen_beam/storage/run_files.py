@@ -75,11 +75,14 @@ def run_report(run: str, facts: Mapping[str, object], totals: RunTotals) -> dict
 
 
 def finish_run(output: str, report: Mapping[str, object]) -> None:
-    """Write `_runs/<run>.json`, then `run.json`, then `_SUCCESS`: whoever sees the last sees the others."""
+    """Write `_runs/<run>.json`, then `run.json`, then `_SUCCESS`: whoever sees the last sees the others.
+
+    `_SUCCESS` names the run: Beam can't write an empty object to S3.
+    """
     data = _json_bytes(report)
     write_atomically(join(output, RUNS_FOLDER, f"{report['run']}.json"), data)
     write_atomically(join(output, RUN_FILE), data)
-    write_atomically(join(output, SUCCESS_FILE), b"")
+    write_atomically(join(output, SUCCESS_FILE), f"{report['run']}\n".encode())
 
 
 def read_report(output: str, run: str) -> dict[str, Any]:

@@ -74,12 +74,12 @@ def test_a_folder_in_the_place_of_the_print_is_named(tmp_path: Path) -> None:
 
 
 def test_the_report_of_a_run(tmp_path: Path) -> None:
-    """`run.json` and `_runs/<run>.json` say the same, `_SUCCESS` is empty; the keys are frozen."""
+    """`run.json` and `_runs/<run>.json` say the same, `_SUCCESS` names the run; the keys are frozen."""
     totals = RunTotals(units=1, rows=3, results=2, failures={"EMPTY_PROMPT": 1})
     finish_run(str(tmp_path), run_report("r", {"model": "m"}, totals))
     report = json.loads((tmp_path / "run.json").read_text())
     assert report == json.loads((tmp_path / "_runs" / "r.json").read_text())
-    assert (tmp_path / "_SUCCESS").read_bytes() == b""
+    assert (tmp_path / "_SUCCESS").read_text() == "r\n"
     assert report == {"version": 1, "run": "r", "model": "m", "counts": {
         "units": 1, "rows": 3, "results": 2, "failures": {"EMPTY_PROMPT": 1}, "finish_reasons": {}, "prompt_tokens": 0,
         "cached_tokens": 0, "completion_tokens": 0, "collapsed": 0, "conflicts": 0, "repeated_ids": 0,
