@@ -9,6 +9,7 @@
     │   └── OutputError      an output folder that belongs to other content
     └── FatalError           the job must stop: exit 1
         ├── EngineError      the engine can't answer: its thread died (carries the cause), was closed, or lost rows
+        ├── JournalError     answers can't be stored
         └── PublishError     answers do not match the manifest
 
 A row's error is data: the row boundary turns a `RowError` into a `Failure` record.  Fatal errors propagate.
@@ -26,6 +27,7 @@ __all__ = [
     "ErrorCode",
     "FatalError",
     "InputError",
+    "JournalError",
     "OptionError",
     "OutputError",
     "PublishError",
@@ -97,6 +99,10 @@ class FatalError(BatchgenError, RuntimeError):
 
 class EngineError(FatalError):
     """The engine can't answer: its thread died (the cause is chained), it was closed, or rows got no answer."""
+
+
+class JournalError(FatalError):
+    """The journal can't be written to (the cause is chained), and too much waits for it or somebody must know."""
 
 
 class PublishError(FatalError):
