@@ -25,7 +25,8 @@ class OddStore(MemoryFileSystem):
     """Bytes of one file after which the connection breaks."""
     locked: ClassVar[bool] = False
     """Whether the client finds no credentials."""
-    bytes_read: ClassVar[int] = 0
+    reads: ClassVar[list[int]] = []
+    """Bytes of each read, by any thread."""
     on_read: ClassVar[Any] = None
 
     @classmethod
@@ -55,7 +56,7 @@ class OddStore(MemoryFileSystem):
     def reset(cls) -> None:
         """An empty store without faults."""
         cls.store, cls.pseudo_dirs, cls.tags, cls.sizes = {}, [""], {}, {}
-        cls.breaks_after, cls.locked, cls.bytes_read, cls.on_read = None, False, 0, None
+        cls.breaks_after, cls.locked, cls.reads, cls.on_read = None, False, [], None
 
 
 class Reader:
@@ -82,7 +83,7 @@ class Reader:
                 raise ConnectionError("connection reset by peer")
             count = min(count, limit - self._stream.tell())
         data: bytes = self._stream.read(count)
-        OddStore.bytes_read += len(data)
+        OddStore.reads.append(len(data))
         return data
 
 
