@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -26,9 +26,13 @@ from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import RunnerFacts, check_runner_options, pin_runner
 from batchgen_beam.pipelines.summary import show_summary
 from batchgen_beam.pipelines.worker_faults import user_error_in
+from batchgen_beam.storage.journal import Journal
 from batchgen_beam.storage.run_files import read_report, start_run, write_engine_figures
 from batchgen_beam.transforms.host import HostHandle
+from batchgen_beam.transforms.leaving import HOLDERS
 from batchgen_beam.transforms.progress_files import progress_folder, read_samples, total
+from batchgen_beam.transforms.recording import JournalPlace
+from batchgen_beam.transforms.worker_plugin import PLUGIN
 
 __all__ = ["Streams", "run_job"]
 
@@ -64,15 +68,29 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
         streams.note(line)
     if checked.not_applied:
         streams.note(f"the model's generation_config.json sets {', '.join(checked.not_applied)}: without effect here")
-    handle = HostHandle(checked.host)
+    journal = Journal.of(request.output, checked.fingerprint.digest)
+    place = JournalPlace(journal=journal, run=run, settings=request.journal,
+                         known=frozenset(part.path for part in journal.parts()))
+    handle = HostHandle(replace(checked.host, journal=place))
     if runner.in_launcher:
         _load(handle, streams)
     start_run(request.output, checked.fingerprint, new_fingerprint=request.new_fingerprint)
     job = _job(request, runner, checked, handle, run, now)
     display = ProgressDisplay(progress_folder(request.output, run), rows=job.plan.rows,
                               interval=request.progress_interval, stream=streams.err)
-    report = _run_pipeline(options, job, display)
+    try:
+        report = _run_pipeline(options, job, display)
+    finally:
+        _leave_rows(streams)
     return _report(job, report, display, streams)
+
+
+def _leave_rows(streams: Streams) -> None:
+    """Whatever ended the job: answers and rows under way in this process are kept for the next run."""
+    try:
+        HOLDERS.suspend_all()
+    except (OSError, RuntimeError) as error:
+        streams.note(f"rows under way could not be saved, the next run computes them again: {error}")
 
 
 def _load(handle: HostHandle, streams: Streams) -> None:
@@ -108,7 +126,9 @@ def _model_name(model: str) -> str:
 
 def _run_pipeline(options: BatchgenOptions, job: JobSpec, display: ProgressDisplay) -> dict[str, Any]:
     """Run the job to its end; gives its report."""
-    options.view_as(SetupOptions).save_main_session = False
+    setup = options.view_as(SetupOptions)
+    setup.save_main_session = False
+    setup.beam_plugins = [*(setup.beam_plugins or ()), PLUGIN]
     with display:
         try:
             pipeline = beam.Pipeline(options=options)

@@ -49,7 +49,7 @@ class Recorder(Protocol):
         ...
 
     def recorded(self, records: Sequence[ContinuationRecord]) -> None:
-        """Rows have come so far."""
+        """Rows have come so far.  Called now and then also where there are none."""
         ...
 
 
@@ -311,6 +311,4 @@ class Driver:
         now = self._clock()
         if now - self._looked >= seconds / CHECKPOINT_LOOKS:
             self._looked = now
-            records = self._engine.checkpoint(seconds)
-            if records:
-                self._recorder.recorded(records)
+            self._recorder.recorded(self._engine.checkpoint(seconds))

@@ -32,12 +32,14 @@ LOG = logging.getLogger(__name__)
 class LoadedEngine:
     """The driver of a running engine, and what is known about its arithmetic.
 
-    `longest_row`: the greatest context (tokens) that its KV memory holds, at most `context_limit`.
+    `longest_row`: the greatest context (tokens) that its KV memory holds, at most `context_limit`.  `token_bytes`: the
+    KV of one token.
     """
 
     driver: Driver
     context_limit: int
     longest_row: int
+    token_bytes: int
     self_test: SelfTest
     numeric: Fingerprint
 
@@ -64,5 +66,5 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str,
     facts = EngineFacts(eos_ids=model.eos_ids, text_vocabulary=model.text_vocabulary, content_print=content,
                         numeric_print=numeric.digest)
     engine = Engine(weights, kernels, settings, facts)
-    return LoadedEngine(driver=Driver(engine, recorder), context_limit=engine.context_limit, longest_row=engine.longest_row,
-                        self_test=test, numeric=numeric)
+    return LoadedEngine(driver=Driver(engine, recorder), context_limit=engine.context_limit,
+                        longest_row=engine.longest_row, token_bytes=engine.token_bytes, self_test=test, numeric=numeric)

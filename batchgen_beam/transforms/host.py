@@ -16,7 +16,6 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from apache_beam.utils.shared import Shared
 
@@ -24,15 +23,15 @@ from batchgen_beam.records import Answer
 from batchgen_beam.settings import EngineSettings, GenerationDefaults
 from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.transforms.engine_loader import LoadedEngine, load_engine
+from batchgen_beam.transforms.lane_intake import LaneIntake
+from batchgen_beam.transforms.leaving import HOLDERS
 from batchgen_beam.transforms.memory import default_kv_memory
 from batchgen_beam.transforms.metrics import ENGINE_WORK, Tally
 from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
 from batchgen_beam.transforms.progress_files import ProgressSample, ProgressWriter
+from batchgen_beam.transforms.recording import EngineRecorder, JournalPlace
+from batchgen_beam.transforms.replays import LaneReplays
 from batchgen_beam.transforms.wording import Wording
-
-if TYPE_CHECKING:  # TEMPORARY
-    from batchgen_beam.transforms.lane_intake import LaneIntake
-    from batchgen_beam.transforms.recording import EngineRecorder, JournalPlace
 
 __all__ = ["EngineHost", "HostHandle", "HostSettings", "ProcessHost"]
 
@@ -93,8 +92,6 @@ class EngineHost:
         with self._lock:
             found = self._intakes.get((low, high))
             if found is None:
-                from batchgen_beam.transforms.lane_intake import LaneIntake  # TEMPORARY
-                from batchgen_beam.transforms.replays import LaneReplays  # TEMPORARY
                 found = self._intakes[low, high] = LaneIntake(self._recorder, LaneReplays(self._place, low, high))
             return found
 
@@ -133,6 +130,8 @@ class ProcessHost:
         self._clock = clock
         self._started = clock()
         self._lock = threading.RLock()
+        self._leaving = threading.Lock()
+        self._left = False
         self._model: ModelFolder | None = None
         self._preparer: Preparer | None = None
         self._wording: Wording | None = None
@@ -144,6 +143,7 @@ class ProcessHost:
         if settings.progress is not None:
             self._writer = ProgressWriter(settings.progress, self._name, self.sample, settings.progress_interval)
             weakref.finalize(self, self._writer.close)
+        HOLDERS.enter(self)
 
     def model(self) -> ModelFolder:
         """The model's small files."""
@@ -176,8 +176,6 @@ class ProcessHost:
             if self._engine is None:
                 started = self._clock()
                 place = self._settings.journal
-                if place is not None:
-                    from batchgen_beam.transforms.recording import EngineRecorder  # TEMPORARY
                 recorder = None if place is None else EngineRecorder(place, self._name, self.wording())
                 loaded = load_engine(self.model(), self._settings.engine_settings(), self._settings.content_print,
                                      recorder)
@@ -210,10 +208,11 @@ class ProcessHost:
 
     def suspend(self) -> None:
         """The process has to go: leave behind what it has come to, and say so."""
-        engine = self._engine
-        if engine is not None:
-            engine.suspend()
-        self.report()
+        with self._leaving:
+            engine, self._left = None if self._left else self._engine, True
+            if engine is not None:
+                engine.suspend()
+                self.report()
 
     def report(self) -> None:
         """Bring the progress file up to date now."""

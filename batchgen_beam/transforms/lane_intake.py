@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow
-from batchgen_beam.storage.journal_rows import Settled
+from batchgen_beam.storage.settling import Settled
 from batchgen_beam.transforms.recording import EngineRecorder
 from batchgen_beam.transforms.replays import LaneReplays
 

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from apache_beam.io.filesystem import BeamIOError
-
 from batchgen_beam.errors import ErrorCode
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Failure, Prompt
 from batchgen_beam.settings import JournalSettings
 from batchgen_beam.storage.in_flight import Attempt, InFlightFile, dead_attempts
 from batchgen_beam.storage.journal import Journal
 from batchgen_beam.storage.journal_writer import JournalWriter
+from batchgen_beam.storage.store_errors import store_errors
 from batchgen_beam.transforms.wording import Wording
 
 __all__ = ["LONELY_FROM", "EngineRecorder", "JournalPlace"]
@@ -102,10 +101,13 @@ class EngineRecorder:
         for row in rows:
             deaths = self._deaths(row).attempts
             attempts[row.key.text] = Attempt(attempts=deaths, alone=deaths >= LONELY_FROM, length=_generated(row))
+        self._try_to_tell(lambda: self._in_flight.write(attempts))
+
+    def _try_to_tell(self, tell: Callable[[], None]) -> None:
         try:
-            self._in_flight.write(attempts)
-        except (BeamIOError, OSError) as error:
-            LOG.warning("attempts of %d rows were not recorded: %s", len(attempts), error)
+            tell()
+        except store_errors() as error:
+            LOG.warning("the rows in the engine of this process were not written down: %s", error)
 
     def answered(self, answers: Sequence[tuple[EngineRow, Answer]]) -> None:
         """Journal them; outcomes without text, which follows from their ids."""
@@ -114,9 +116,10 @@ class EngineRecorder:
                               for row, answer in answers])
 
     def recorded(self, records: Sequence[ContinuationRecord]) -> None:
-        """Journal them."""
+        """Journal them, and show that this process lives."""
         if records:
             self._writer.add(records)
+        self._try_to_tell(self._in_flight.refresh)
 
     # The end
 

@@ -1,7 +1,7 @@
 """What has been journalled since the run's graph was built: by processes that died, by another run, by this process.
 
-A runner may do a bundle again, or a whole stage; the graph's own look at the journal is then out of date.  Owns an index
-of key hashes for each lane, read once per part.  Does not know Beam or the engine.
+A runner may do a bundle again, or a whole stage; the graph's own look at the journal is then out of date.  Owns an
+index of key hashes for each lane, read once per part.  Does not know Beam or the engine.
 """
 
 from __future__ import annotations

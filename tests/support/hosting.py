@@ -9,15 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from batchgen_beam.records import InputRow, Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.records import EngineRow, InputRow, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings, GenerationDefaults
 from batchgen_beam.transforms.generate import GenerateLane, Round
 from batchgen_beam.transforms.host import HostHandle, HostSettings
 from batchgen_beam.transforms.lanes import PromptChunk
 from batchgen_beam.transforms.model_folder import ModelSource
+from batchgen_beam.transforms.recording import JournalPlace
 
 
-def host_handle(folder: Path, *, progress: Path | None = None, **engine: Any) -> HostHandle:
+def host_handle(folder: Path, *, progress: Path | None = None, journal: JournalPlace | None = None,
+                **engine: Any) -> HostHandle:
     """A handle on the fake model, small budgets."""
     settings = EngineSettings(**{"dtype": "float32", "threads": 1, "max_rows": 8, "step_tokens": 128,
                                  "kv_memory": 1 << 22, **engine})
@@ -25,7 +27,7 @@ def host_handle(folder: Path, *, progress: Path | None = None, **engine: Any) ->
                          clock=datetime(2026, 1, 1, tzinfo=UTC))
     return HostHandle(HostSettings(
         source=source, engine=settings, defaults=GenerationDefaults(temperature=0.0), content_print="content",
-        progress=None if progress is None else str(progress), progress_interval=0.05))
+        progress=None if progress is None else str(progress), progress_interval=0.05, journal=journal))
 
 
 def make_prompt(index: int, *, max_tokens: int = 24, **params: float) -> Prompt:
@@ -103,7 +105,7 @@ class LaneByHand:
         """The runner throws the bundle away."""
         self.admitted, self.done = before
 
-    def process(self, prompts: Iterable[Prompt]) -> list[tuple[str, Any]]:
+    def process(self, prompts: Iterable[EngineRow]) -> list[tuple[str, Any]]:
         """One chunk."""
         element = (self.lane, PromptChunk(tuple(prompts)))
         return list(self.step.process(element, self.admitted, self.done, Timer(), Window()))
