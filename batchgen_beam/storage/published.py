@@ -18,6 +18,7 @@ from batchgen_beam.records import Failure, Outcome, OutputUnit, TokenLogprobs
 from batchgen_beam.storage.arrow_values import storable_text
 from batchgen_beam.storage.files import exists, join, list_below, move, remove, write_atomically
 from batchgen_beam.storage.schemas import FAILURE_SCHEMA, LOGPROBS, RESULT_SCHEMA
+from batchgen_beam.storage.unit_records import forget_record, recorded_names
 from batchgen_beam.storage.units import FAILURES, RESULTS, UNIT_FILES, PlacedAnswer, published_name
 
 __all__ = ["STALE_FOLDER", "PublishedUnit", "failures_table", "is_published", "publish_unit", "published_names",
@@ -54,8 +55,12 @@ class PublishedUnit:
 
 
 def publish_unit(output: str, published: PublishedUnit) -> None:
-    """Write the unit's files; one that would have no rows is removed where an earlier run left it."""
+    """Write the unit's files; one that would have no rows is removed where an earlier run left it.
+
+    The unit's record goes first: while the files are of two runs, none is complete.
+    """
     name = published_name(published.unit)
+    forget_record(output, name)
     for folder, table in ((RESULTS, results_table(published)), (FAILURES, failures_table(published))):
         path = join(output, folder, name)
         if table.num_rows:
@@ -65,7 +70,9 @@ def publish_unit(output: str, published: PublishedUnit) -> None:
 
 
 def remove_published(output: str) -> int:
-    """Delete every published unit of an output folder; how many files there were."""
+    """Delete every published unit of an output folder with its record; how many files there were."""
+    for name in recorded_names(output):
+        forget_record(output, name)
     return sum(remove(join(output, kind, name)) for kind in (RESULTS, FAILURES) for name in _names(output, kind))
 
 
@@ -89,7 +96,8 @@ def stale_folder(output: str, run: str) -> str:
 
 
 def set_aside(output: str, run: str, name: str) -> None:
-    """Move what is published of a unit to the run's `stale_folder`."""
+    """Move what is published of a unit to the run's `stale_folder`; its record goes."""
+    forget_record(output, name)
     for kind in (RESULTS, FAILURES):
         move(join(output, kind, name), join(stale_folder(output, run), kind, name))
 

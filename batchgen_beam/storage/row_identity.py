@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from batchgen_beam.settings import FLOAT_COLUMNS
 
-__all__ = ["is_unicode", "positional_id", "row_digest", "row_id"]
+__all__ = ["RowsDigest", "is_unicode", "positional_id", "row_digest", "row_id"]
 
 
 def positional_id(uri: str, row_group: int, row: int) -> str:
@@ -58,6 +58,24 @@ def row_digest(values: Mapping[str, object]) -> str:
     for part in _encode({name: _as_read(name, value) for name, value in values.items()}):
         sha.update(part)
     return sha.hexdigest()
+
+
+class RowsDigest:
+    """SHA-256 of consecutive rows of one file: where each stands, its key and the values that results keep of it."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def add(self, row: int, key: str, kept: Sequence[object]) -> None:
+        """The next row."""
+        for part in _encode((row, key, kept)):
+            self._sha.update(part)
+
+    def hexdigest(self, kept: str) -> str:
+        """64 hex digits; `kept` says how the kept columns are named and typed."""
+        sha = self._sha.copy()
+        sha.update(kept.encode())
+        return sha.hexdigest()
 
 
 def _as_read(name: str, value: object) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from batchgen_beam.records import Failure, Outcome
 from batchgen_beam.storage.units import PlacedAnswer
@@ -22,7 +23,9 @@ class RunTotals:
     `rows` come from the manifests, `results` and `failures` from what was published.  `collapsed` are repeated equal
     answers of one row key, `conflicts` repeated answers that differed; `repeated_ids` are ids that occur more than once
     anywhere in the input, `repeated_id_rows` all rows that have one of them.  `stale_units` are units of earlier runs
-    that are not in this one and were set aside.
+    that are not in this one and were set aside.  `skipped_units` and their `skipped_rows` stand as an earlier run
+    published them; `reused` are rows of other units whose answers came from the journal, `resumed` rows that went on
+    from a continuation there, `journal_problems` parts of the journal that could not be read to their end.
     """
 
     units: int = 0
@@ -38,6 +41,11 @@ class RunTotals:
     repeated_ids: int = 0
     repeated_id_rows: int = 0
     stale_units: int = 0
+    skipped_units: int = 0
+    skipped_rows: int = 0
+    reused: int = 0
+    resumed: int = 0
+    journal_problems: int = 0
 
     @property
     def failed(self) -> int:
@@ -56,6 +64,11 @@ class RunTotals:
             value = getattr(self, entry.name)
             facts[entry.name] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
         return {**facts, "failed": self.failed}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> RunTotals:
+        """The inverse of `as_facts`; counts that are not there are zero."""
+        return cls(**{entry.name: facts[entry.name] for entry in fields(cls) if entry.name in facts})
 
     @classmethod
     def sum(cls, parts: Iterable[RunTotals]) -> RunTotals:

@@ -6,17 +6,19 @@ Owns the cutting of a row group into units and the counting of ranks.  Does not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import pyarrow as pa
 
 from batchgen_beam.records import InputRow, OutputUnit, RowKey
+from batchgen_beam.storage.arrow_values import python_values
 from batchgen_beam.storage.raw_rows import RawBatch, RawRow
-from batchgen_beam.storage.row_identity import positional_id, row_digest, row_id
+from batchgen_beam.storage.row_identity import RowsDigest, positional_id, row_digest, row_id
 from batchgen_beam.storage.units import Manifest, Placement, unit_text
 
-__all__ = ["UNIT_ROWS", "PlacedRow", "read_units"]
+__all__ = ["UNIT_ROWS", "PlacedRow", "read_manifests", "read_units"]
 
 UNIT_ROWS = 10_000
 """Rows of one output unit at most."""
@@ -30,28 +32,39 @@ class _OpenUnit:
 
     unit: OutputUnit
     id_column: str
+    carries_kept: bool
     keys: list[str] = field(default_factory=list)
+    digest: RowsDigest = field(default_factory=RowsDigest)
     kept: list[pa.RecordBatch] = field(default_factory=list)
+    kept_schema: str = ""
     key_counts: Counter[str] = field(default_factory=Counter)
     id_counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, batch: RawBatch) -> Iterator[PlacedRow]:
-        if batch.kept is not None:
-            self.kept.append(batch.kept)
-        for raw in batch.rows:
-            yield self._placed(raw)
+        for raw, kept in zip(batch.rows, self._kept_values(batch), strict=True):
+            yield self._placed(raw, kept)
 
-    def _placed(self, raw: RawRow) -> PlacedRow:
+    def _kept_values(self, batch: RawBatch) -> Iterable[Sequence[object]]:
+        if batch.kept is None:
+            return repeat((), len(batch.rows))
+        self.kept_schema = batch.kept.schema.to_string()
+        if self.carries_kept:
+            self.kept.append(batch.kept)
+        return zip(*(python_values(column) for column in batch.kept.columns), strict=True)
+
+    def _placed(self, raw: RawRow, kept: Sequence[object]) -> PlacedRow:
         row = _input_row(raw, self.unit, self.id_column)
         text = row.key.text
         placement = Placement(unit_text(self.unit), raw.row, self.key_counts[text], self.id_counts[row.key.uuid])
         self.key_counts[text] += 1
         self.id_counts[row.key.uuid] += 1
         self.keys.append(text)
+        self.digest.add(raw.row, text, kept)
         return row, placement
 
     def manifest(self) -> Manifest:
-        return Manifest(unit=self.unit, keys=tuple(self.keys), kept=_stream(self.kept))
+        return Manifest(unit=self.unit, keys=tuple(self.keys), kept=_stream(self.kept),
+                        digest=self.digest.hexdigest(self.kept_schema))
 
 
 def _input_row(raw: RawRow, unit: OutputUnit, id_column: str) -> InputRow:
@@ -82,9 +95,12 @@ def _stream(batches: list[pa.RecordBatch]) -> bytes:
 
 
 def read_units(batches: Iterable[RawBatch], shard: str, row_group: int, *, id_column: str,
-               unit_rows: int = UNIT_ROWS) -> Iterator[PlacedRow | Manifest]:
-    """Every row with its place, in order; after the last row of each unit its manifest.  No rows, no unit."""
-    current = _OpenUnit(OutputUnit(shard, row_group, 0), id_column)
+               unit_rows: int = UNIT_ROWS, carries_kept: bool = True) -> Iterator[PlacedRow | Manifest]:
+    """Every row with its place, in order; after the last row of each unit its manifest.  No rows, no unit.
+
+    `carries_kept` False: manifests say what was kept by their digest only.
+    """
+    current = _OpenUnit(OutputUnit(shard, row_group, 0), id_column, carries_kept)
     for batch in batches:
         start = 0
         while start < len(batch.rows):
@@ -93,6 +109,15 @@ def read_units(batches: Iterable[RawBatch], shard: str, row_group: int, *, id_co
             start += len(part.rows)
             if len(current.keys) == unit_rows:
                 yield current.manifest()
-                current = _OpenUnit(OutputUnit(shard, row_group, current.unit.slice_index + 1), id_column)
+                unit = OutputUnit(shard, row_group, current.unit.slice_index + 1)
+                current = _OpenUnit(unit, id_column, carries_kept)
     if current.keys:
         yield current.manifest()
+
+
+def read_manifests(batches: Iterable[RawBatch], shard: str, row_group: int, *, id_column: str,
+                   unit_rows: int = UNIT_ROWS) -> Iterator[Manifest]:
+    """The manifests alone, without what is kept: of a unit nothing but its keys is ever held."""
+    for item in read_units(batches, shard, row_group, id_column=id_column, unit_rows=unit_rows, carries_kept=False):
+        if isinstance(item, Manifest):
+            yield item

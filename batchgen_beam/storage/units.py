@@ -74,10 +74,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The rows of an output unit in input order: key texts, and kept columns as an Arrow stream (empty: none)."""
+    """The rows of an output unit in input order: key texts, and kept columns as an Arrow stream (empty: none).
+
+    `digest` is that of the rows, whether or not kept columns are carried (`storage.row_identity.RowsDigest`).
+    """
 
     unit: OutputUnit
     keys: tuple[str, ...]
+    digest: str
     kept: bytes = b""
 
     def ranked_keys(self) -> list[str]:

@@ -18,6 +18,7 @@ from batchgen_beam.storage.files import join, remove
 from batchgen_beam.storage.published import is_published, published_names, set_aside, stale_folder
 from batchgen_beam.storage.run_files import SUCCESS_FILE, finish_run, read_fingerprint, run_report
 from batchgen_beam.storage.totals import RunTotals
+from batchgen_beam.storage.unit_records import read_record
 from batchgen_beam.storage.units import Placement
 from batchgen_beam.transforms.publish import UnitReport
 
@@ -27,8 +28,12 @@ IN_RUN = "in this run"
 FOUND = "found in the folder"
 
 
-def _id_of(placed: tuple[str, Placement]) -> tuple[str, int]:
-    return RowKey.parse(placed[0]).uuid, 1
+def _id_of(placed: tuple[str, Placement]) -> str:
+    return RowKey.parse(placed[0]).uuid
+
+
+def _once(uuid: str) -> tuple[str, int]:
+    return uuid, 1
 
 
 def _repeated(counted: tuple[str, int]) -> Iterator[RunTotals]:
@@ -38,13 +43,15 @@ def _repeated(counted: tuple[str, int]) -> Iterator[RunTotals]:
 
 
 class CountRepeatedIds(beam.PTransform):
-    """(row key text, Placement) -> RunTotals of ids that occur more than once, in whatever units."""
+    """(row key text, Placement), and ids of other rows -> RunTotals of ids that occur more than once, in any units."""
 
-    def expand(self, placements: beam.PCollection) -> beam.PCollection:
-        """See the class."""
+    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """`inputs` are the placements and the ids."""
+        placements, ids = inputs
         return (
-            placements
-            | "Ids" >> beam.Map(_id_of).with_output_types(tuple[str, int])
+            (placements | "Ids" >> beam.Map(_id_of).with_output_types(str), ids)
+            | "AllIds" >> beam.Flatten()
+            | "Once" >> beam.Map(_once).with_output_types(tuple[str, int])
             | "CountIds" >> beam.CombinePerKey(sum)
             | "Repeated" >> beam.FlatMap(_repeated).with_output_types(RunTotals))
 
@@ -116,11 +123,15 @@ class ListPublished(beam.DoFn):
 
 
 class SetAside(beam.DoFn):
-    """(published name, marks) -> `stale_units`; units of this run stay, others go to its stale folder."""
+    """(published name, marks) -> `stale_units`; units of this run stay, others go to its stale folder.
 
-    def __init__(self, output: str, run: str) -> None:
+    A unit of this run must have its record, under this run's content print (None: any).
+    """
+
+    def __init__(self, output: str, run: str, content: str | None = None) -> None:
         self._output = output
         self._run = run
+        self._content = content
 
     def process(self, group: tuple[str, Iterable[str]]) -> Iterator[RunTotals]:
         """One for each unit that is not in this run; safe to repeat."""
@@ -128,9 +139,18 @@ class SetAside(beam.DoFn):
         if IN_RUN not in marks:
             set_aside(self._output, self._run, name)
             yield RunTotals(stale_units=1)
-        elif FOUND not in marks and not is_published(self._output, name):
+        else:
+            self._check(name, there=FOUND in marks or is_published(self._output, name))
+
+    def _check(self, name: str, *, there: bool) -> None:
+        record = read_record(self._output, name)
+        if record is None or not there:
             raise PublishError(f"unit {name} was published and is gone from {self._output}: another run with other "
                                "inputs works on that folder. Run this one again when it has ended")
+        if self._content not in (None, record.content):
+            raise PublishError(f"unit {name} of {self._output} holds answers of run {record.run} under other content "
+                               f"(print {record.content}, this run's is {self._content}): two runs work on that "
+                               "folder. Run this one again when the other has ended, or give each its own --output")
 
 
 class WriteRun(beam.DoFn):
@@ -196,4 +216,4 @@ class FinishRun(beam.PTransform):
             (in_run, found)
             | "Units" >> beam.Flatten()
             | "ByUnit" >> beam.GroupByKey()
-            | "SetAside" >> beam.ParDo(SetAside(self._output, self._run)).with_output_types(RunTotals))
+            | "SetAside" >> beam.ParDo(SetAside(self._output, self._run, self._content)).with_output_types(RunTotals))

@@ -1,4 +1,4 @@
-"""Answers of one output unit to its files, in the order of its input.
+"""Answers of one output unit to its files, in the order of its input, then to its record.
 
 Owns the proof that a unit is complete and in order before it is written.  Does not know schemas or file systems.
 """
@@ -12,9 +12,10 @@ import apache_beam as beam
 
 from batchgen_beam.batch_order import batch_matches_expected_uuid_order, local_indices_to_uuid_order
 from batchgen_beam.errors import PublishError
-from batchgen_beam.records import RowKey
+from batchgen_beam.records import Failure, RowKey
 from batchgen_beam.storage.published import PublishedUnit, publish_unit
 from batchgen_beam.storage.totals import RunTotals
+from batchgen_beam.storage.unit_records import UnitRecords
 from batchgen_beam.storage.units import Manifest, PlacedAnswer, published_name, unit_text
 from batchgen_beam.transforms.exchange import GroupParcels
 from batchgen_beam.transforms.wire import unpack
@@ -64,11 +65,10 @@ def _quoted(name: str) -> str:
 
 
 class PublishUnit(beam.DoFn):
-    """One unit: prove the order, write the files, count."""
+    """One unit: prove the order, write the files, count, write the record."""
 
-    def __init__(self, output: str, model: str) -> None:
-        self._output = output
-        self._model = model
+    def __init__(self, records: UnitRecords) -> None:
+        self._records = records
 
     def process(self, group: tuple[str, Iterable[bytes]]) -> Iterator[UnitReport]:
         """The unit's report, once its files stand."""
@@ -80,23 +80,28 @@ class PublishUnit(beam.DoFn):
             raise PublishError(f"unit {text}: it has answers, but no input: {placed[0].key.uuid!r} and "
                                f"{len(placed) - 1} more")
         ordered = restore_order(manifest, placed)
-        publish_unit(self._output, PublishedUnit(unit=manifest.unit, model=self._model, placed=ordered,
-                                                 kept=manifest.kept))
-        yield published_name(manifest.unit), RunTotals.of_unit(len(manifest.keys), ordered)
+        publish_unit(self._records.output, PublishedUnit(unit=manifest.unit, model=self._records.model, placed=ordered,
+                                                         kept=manifest.kept))
+        name, totals = published_name(manifest.unit), RunTotals.of_unit(len(manifest.keys), ordered)
+        self._records.write(name, rows=manifest.digest, totals=totals, transient=_transient(ordered))
+        yield name, totals
+
+
+def _transient(placed: Iterable[PlacedAnswer]) -> int:
+    return sum(isinstance(answer, Failure) and answer.transient for place in placed for answer in place.answers)
 
 
 class Publish(beam.PTransform):
-    """(unit text, Manifest), (unit text, PlacedAnswer) -> UnitReport of each unit, its files written below `output`.
+    """(unit text, Manifest), (unit text, PlacedAnswer) -> UnitReport of each unit, its files and its record written.
 
-    `model` is the name for the results' column of that name.
+    `records` says below which folder, and which name of the model stands in the results.
     """
 
-    def __init__(self, output: str, *, model: str) -> None:
+    def __init__(self, records: UnitRecords) -> None:
         super().__init__()
-        self._output = output
-        self._model = model
+        self._records = records
 
     def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
         """`inputs` are manifests and placed answers."""
-        publish = beam.ParDo(PublishUnit(self._output, self._model)).with_output_types(UnitReport)
+        publish = beam.ParDo(PublishUnit(self._records)).with_output_types(UnitReport)
         return inputs | "ByUnit" >> GroupParcels() | "PublishUnit" >> publish

@@ -1,4 +1,4 @@
-"""Compact bytes for what crosses a shuffle in bulk: places, answers, manifests.
+"""Compact bytes for what crosses a shuffle in bulk: rows, places, answers, manifests.
 
 Owns an encoding that lives as long as one job.  Does not know the keys of shuffles or what is done with the values.
 Frozen slotted records pickle slowly as objects; their values in a tuple do not.
@@ -12,12 +12,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen_beam.records import Answer, Failure, FinishReason, Outcome, RowKey, SamplingParams, TokenLogprobs
+from batchgen_beam.records import (
+    Answer,
+    ContinuationRecord,
+    Failure,
+    FinishReason,
+    InputRow,
+    Outcome,
+    RowKey,
+    SamplingParams,
+    TokenLogprobs,
+)
 from batchgen_beam.storage.units import Manifest, PlacedAnswer, Placement
 
 __all__ = ["Parcel", "open_sealed", "pack", "seal", "unpack"]
 
-Parcel = Placement | Answer | Manifest | PlacedAnswer
+Parcel = Placement | Answer | Manifest | PlacedAnswer | InputRow | ContinuationRecord
 
 _SEPARATE = ("key", "finish_reason", "logprobs", "params")
 _PLAIN_NAMES = tuple(name for name in Outcome.__dataclass_fields__ if name not in _SEPARATE)
@@ -45,7 +55,11 @@ def _plain(parcel: Parcel) -> Plain:
         case PlacedAnswer():
             return "placed", parcel.row, parcel.rank, parcel.occurrence, [_plain(answer) for answer in parcel.answers]
         case Manifest():
-            return "manifest", parcel.unit, parcel.keys, parcel.kept
+            return "manifest", parcel.unit, parcel.keys, parcel.digest, parcel.kept
+        case InputRow():
+            return "row", parcel.key.text, parcel.values, parcel.problem
+        case ContinuationRecord():
+            return "continuation", parcel.to_bytes()
 
 
 def unpack(data: bytes) -> Any:
@@ -62,8 +76,12 @@ def _restored(plain: Plain) -> Parcel:
         case "placed", row, rank, occurrence, answers:
             restored: Any = tuple(_restored(answer) for answer in answers)
             return PlacedAnswer(row=row, rank=rank, occurrence=occurrence, answers=restored)
-        case "manifest", unit, keys, kept:
-            return Manifest(unit=unit, keys=keys, kept=kept)
+        case "manifest", unit, keys, digest, kept:
+            return Manifest(unit=unit, keys=keys, digest=digest, kept=kept)
+        case "row", key, values, problem:
+            return InputRow(key=RowKey.parse(key), values=values, problem=problem)
+        case "continuation", data:
+            return ContinuationRecord.from_bytes(data)
         case _:
             return _outcome(*plain[1:])
 

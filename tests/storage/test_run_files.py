@@ -83,7 +83,8 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert report == {"version": 1, "run": "r", "model": "m", "counts": {
         "units": 1, "rows": 3, "results": 2, "failures": {"EMPTY_PROMPT": 1}, "finish_reasons": {}, "prompt_tokens": 0,
         "cached_tokens": 0, "completion_tokens": 0, "collapsed": 0, "conflicts": 0, "repeated_ids": 0,
-        "repeated_id_rows": 0, "stale_units": 0, "failed": 1}}
+        "repeated_id_rows": 0, "stale_units": 0, "skipped_units": 0, "skipped_rows": 0, "reused": 0, "resumed": 0,
+        "journal_problems": 0, "failed": 1}}
 
 
 def test_engine_figures_leave_the_reports_alone(tmp_path: Path) -> None:

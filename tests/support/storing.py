@@ -28,10 +28,11 @@ from batchgen_beam.records import (
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.storage.inputs import InputPlan, plan_input, read_task
 from batchgen_beam.storage.unit_reader import read_units
+from batchgen_beam.storage.unit_records import UnitRecords
 from batchgen_beam.storage.units import Manifest, Placement
 from batchgen_beam.transforms.finish import CountRepeatedIds, FinishRun
 from batchgen_beam.transforms.publish import Publish
-from batchgen_beam.transforms.read import ReadOutputs, ReadShards
+from batchgen_beam.transforms.read import ReadOutputs, ReadShards, Reuse
 from batchgen_beam.transforms.route import Routed, RouteToUnits
 
 Keyed = tuple[str, Answer]
@@ -108,19 +109,22 @@ def run_storage(patterns: Sequence[Path | str], output: Path, *, columns: InputC
                 unit_rows: int = 10_000, limit: int | None = None, run: str = "run-1",
                 answer: Callable[[InputRow], Keyed] = answer_row,
                 tamper_plan: Callable[[InputPlan], InputPlan] = _as_planned,
-                tamper: Tamper = unchanged,
+                tamper: Tamper = unchanged, reuse: bool = False, retry: frozenset[ErrorCode] = frozenset(),
+                content: str = "content",
                 tamper_placed: Callable[[tuple[str, Any]], Iterable[tuple[str, Any]]] | None = None) -> dict[str, Any]:
     """Read, answer, route, publish and finish on the local runner; gives the counts of run.json."""
     columns = columns or InputColumns()
     plan = plan_input([str(pattern) for pattern in patterns], columns, limit=limit)
+    records = UnitRecords(output=str(output), content=content, model="fake", run=run, retry=retry)
     with local_pipeline() as pipeline:
-        read: ReadOutputs = pipeline | ReadShards(tamper_plan(plan), columns, unit_rows=unit_rows)
+        read: ReadOutputs = pipeline | ReadShards(tamper_plan(plan), columns, unit_rows=unit_rows,
+                                                  reuse=Reuse(records) if reuse else None)
         answers = (read.rows | beam.Map(answer) | beam.Reshuffle()
                    | beam.FlatMap(tamper).with_output_types(tuple[str, Answer]))
         routed: Routed = (read.placements, answers) | RouteToUnits(rows=plan.rows)
         placed = routed.placed if tamper_placed is None else routed.placed | "Tamper" >> beam.FlatMap(tamper_placed)
-        units = (read.manifests, placed) | Publish(str(output), model="fake")
-        totals = (units, routed.totals, read.placements | CountRepeatedIds())
+        units = ((read.manifests, placed) | Publish(records), read.skipped) | "Units" >> beam.Flatten()
+        totals = (units, routed.totals, (read.placements, read.skipped_ids) | CountRepeatedIds())
         _ = totals | FinishRun(str(output), run, {"model": "fake"}, rows=plan.rows, clock=noon)
     report: dict[str, Any] = json.loads((output / "run.json").read_text())["counts"]
     return report

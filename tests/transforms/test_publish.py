@@ -174,7 +174,7 @@ def test_positions_that_contradict_the_manifest_fail_by_name() -> None:
     """The order comes from row numbers, the proof from the manifest: if they disagree, the rows are named."""
     unit = OutputUnit("file:///a.parquet", 0, 0)
     keys = [RowKey(text, "d") for text in "xyz"]
-    manifest = Manifest(unit=unit, keys=tuple(key.text for key in keys))
+    manifest = Manifest(unit=unit, keys=tuple(key.text for key in keys), digest="")
     rows = {"x": 0, "y": 2, "z": 1}
     places = [PlacedAnswer(row=rows[key.uuid], rank=0, occurrence=0, answers=(outcome(key),)) for key in keys]
     with pytest.raises(PublishError, match="2 rows out of order: 'z' stands where 'y' belongs, 'y' stands"):
@@ -185,7 +185,7 @@ def test_equal_rows_are_told_apart_by_rank() -> None:
     """Rows of equal key stand in the order of their rank; two of one rank are an error."""
     unit = OutputUnit("file:///a.parquet", 0, 0)
     key = RowKey("x", "d")
-    manifest = Manifest(unit=unit, keys=(key.text, key.text))
+    manifest = Manifest(unit=unit, keys=(key.text, key.text), digest="")
     first, second = (PlacedAnswer(row=rank, rank=rank, occurrence=rank, answers=(outcome(key),)) for rank in (0, 1))
     assert restore_order(manifest, [second, first]) == [first, second]
     with pytest.raises(PublishError, match="1 row without answer: 'x'"):
