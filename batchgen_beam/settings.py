@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from batchgen_beam.errors import OptionError
@@ -17,6 +18,7 @@ __all__ = [
     "GenerationDefaults",
     "InputColumns",
     "JournalSettings",
+    "WorkerNeeds",
 ]
 
 PAGE_TOKENS = 64
@@ -41,6 +43,8 @@ UNSUPPORTED_COLUMNS = (
 """Known parameters without effect in this release: a value in such a column fails its row by name (never silence)."""
 
 DTYPES = ("bfloat16", "float32")
+
+_ACCELERATOR = re.compile(r"type:[\w.-]+;count:[1-9]\d*(;[\w:.-]+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +122,25 @@ class JournalSettings:
             value = getattr(self, name)
             if not 0 <= value <= 86_400 * 365:
                 raise OptionError(f"{flag} must be a number of seconds between 0 and a year, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNeeds:
+    """What the machines of the generate step should have.
+
+    `accelerator` as Beam's hint of that name takes it, `type:nvidia-l4;count:1;install-nvidia-driver`; `ram` in bytes;
+    None, 0: as the runner likes.
+    """
+
+    accelerator: str | None = None
+    ram: int = 0
+
+    def __post_init__(self) -> None:
+        if self.accelerator is not None and not _ACCELERATOR.fullmatch(self.accelerator):
+            raise OptionError(f"--accelerator={self.accelerator} is none; write type:NAME;count:N, with "
+                              ";install-nvidia-driver for a GPU on Dataflow")
+
+    def hints(self) -> dict[str, str | int]:
+        """Beam's resource hints."""
+        hints: dict[str, str | int | None] = {"accelerator": self.accelerator, "min_ram": self.ram}
+        return {name: value for name, value in hints.items() if value}

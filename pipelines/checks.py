@@ -61,7 +61,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     host = HostSettings(
         source=replace(source, content=Fingerprint.of(model.content())), engine=request.engine,
         defaults=request.defaults, content_print=fingerprint.digest, processes=runner.processes, progress=progress,
-        progress_interval=request.progress_interval)
+        progress_interval=request.progress_interval, needs=request.needs)
     return CheckedRun(plan=plan, fingerprint=fingerprint, lanes=lanes, host=host,
                       not_applied=model.defaults.unapplied)
 

@@ -21,6 +21,7 @@ from apache_beam.options.pipeline_options import SetupOptions
 from batchgen_beam.pipelines.build import JobSpec, build_job
 from batchgen_beam.pipelines.checks import CheckedRun, check_run
 from batchgen_beam.pipelines.options import BatchgenOptions
+from batchgen_beam.pipelines.placement import ask_runner
 from batchgen_beam.pipelines.progress import ProgressDisplay
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import RunnerFacts, check_runner_options, pin_runner
@@ -64,7 +65,7 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     run = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
     checked = check_run(request, runner, now=now, progress=progress_folder(request.output, run))
     check_runner_options(options)
-    for line in filter(None, (runner.note, *checked.plan.warnings)):
+    for line in filter(None, (runner.note, ask_runner(options, runner, request.needs), *checked.plan.warnings)):
         streams.note(line)
     if checked.not_applied:
         streams.note(f"the model's generation_config.json sets {', '.join(checked.not_applied)}: without effect here")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import BatchgenOptions
-from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns, JournalSettings
+from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns, JournalSettings, WorkerNeeds
 
 __all__ = ["RunRequest"]
 
@@ -41,6 +41,7 @@ class RunRequest:
     limit: int | None
     new_fingerprint: bool
     progress_interval: float
+    needs: WorkerNeeds
     journal: JournalSettings
 
     @classmethod
@@ -63,6 +64,7 @@ class RunRequest:
             eos_ids=options.eos_ids, defaults=_defaults(options), columns=_columns(options), lanes=options.lanes,
             limit=options.limit,
             new_fingerprint=options.new_fingerprint, progress_interval=options.progress_interval,
+            needs=WorkerNeeds(accelerator=options.accelerator, ram=options.worker_ram),
             journal=JournalSettings(flush_seconds=options.flush_interval, compact_seconds=options.compact_after,
                                     checkpoint_seconds=options.checkpoint_interval))
 

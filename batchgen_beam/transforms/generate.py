@@ -208,6 +208,6 @@ class Generate(beam.PTransform):
     def expand(self, chunks: beam.PCollection) -> Generated:
         """See the class."""
         step = beam.ParDo(GenerateLane(self._handle, self._round)).with_output_types(
-            tuple[str, Answer], continued=ContinuationRecord)
+            tuple[str, Answer], continued=ContinuationRecord).with_resource_hints(**self._handle.settings.needs.hints())
         outputs = chunks | "GenerateLane" >> step.with_outputs(CONTINUED, main=ANSWERS)
         return Generated(outputs[ANSWERS], outputs[CONTINUED])

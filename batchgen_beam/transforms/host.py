@@ -15,12 +15,12 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from apache_beam.utils.shared import Shared
 
 from batchgen_beam.records import Answer
-from batchgen_beam.settings import EngineSettings, GenerationDefaults
+from batchgen_beam.settings import EngineSettings, GenerationDefaults, WorkerNeeds
 from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.transforms.engine_loader import LoadedEngine, load_engine
 from batchgen_beam.transforms.lane_intake import LaneIntake
@@ -47,6 +47,7 @@ class HostSettings:
 
     Where `engine` leaves threads or KV memory open (0), each of a machine's `processes` takes its part of the cores,
     and of a quarter of the free memory.  `progress` None: no progress files.  `journal` None: nothing outlives the run.
+    `needs` are of the machines that run engines.
     """
 
     source: ModelSource
@@ -57,6 +58,7 @@ class HostSettings:
     progress: str | None = None
     progress_interval: float = 10.0
     journal: JournalPlace | None = None
+    needs: WorkerNeeds = field(default_factory=WorkerNeeds)
 
     def open_model(self) -> ModelFolder:
         """The model's small files."""
