@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from apache_beam.io.filesystem import BeamIOError
 
 from batchgen_beam.errors import InputError, OutputError
 from batchgen_beam.storage.files import (
+    WRITE_PAUSES,
+    StoredFile,
     check_store,
     exists,
     join,
     list_below,
     list_files,
+    list_stored,
     move,
     normalise_uri,
     read_bytes,
     remove,
     write_atomically,
 )
+from batchgen_beam.storage.store_errors import may_pass, store_errors
+from tests.support.watched_files import WatchedFiles, failing, watched
 
 
 def test_local_names_have_one_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +98,99 @@ def test_removing_says_whether_there_was_something(tmp_path: Path) -> None:
     assert remove(path)
     assert not remove(path)
     assert not exists(path)
+
+
+def test_a_listing_says_sizes_and_times(tmp_path: Path) -> None:
+    """Local files and those of a store: URI, bytes and when they were written, by URI; no other files."""
+    for name, size in (("b.x", 3), ("a[1].x", 5), ("c.y", 7)):
+        write_atomically(str(tmp_path / "o[1]" / name), b"." * size)
+        os.utime(tmp_path / "o[1]" / name, (size, 1000.5 + size))
+    folder = tmp_path / "o[1]"
+    for root, prefix in ((str(folder), "file://"), (watched(folder), "watched://")):
+        assert list_stored(root, "*.x") == [
+            StoredFile(f"{prefix}{folder}/a[1].x", 5, 1005.5), StoredFile(f"{prefix}{folder}/b.x", 3, 1003.5)]
+    assert list_stored(str(tmp_path / "none"), "*.x") == []
+
+
+def test_removing_takes_a_name_for_no_pattern(tmp_path: Path) -> None:
+    """Stars and brackets in a local name are characters."""
+    for name in ("a*", "ab", "[a]", "a"):
+        (tmp_path / name).touch()
+    assert remove(str(tmp_path / "a*"))
+    assert remove(f"file://{tmp_path}/[a]")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "ab"]
+
+
+def test_a_file_that_somebody_else_removes_first_is_removed(tmp_path: Path) -> None:
+    """Between the look and the deletion of a store: no error, but it was not us.  A refusal stays one."""
+    path = tmp_path / "a"
+    path.touch()
+    WatchedFiles.before_delete = lambda _: path.unlink()
+    try:
+        assert not remove(watched(path))
+        path.touch()
+        WatchedFiles.before_delete = lambda name: _raise(PermissionError(errno.EACCES, "no", name))
+        with pytest.raises(PermissionError):
+            remove(watched(path))
+    finally:
+        WatchedFiles.before_delete = None
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _failing_times(count: int, make: Callable[[], Exception]) -> Callable[[str], None]:
+    """Fails so many times, then no more."""
+    left = [count]
+
+    def before_write(_: str) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise make()
+
+    return before_write
+
+
+def test_a_failure_that_may_pass_is_tried_again(tmp_path: Path) -> None:
+    """As often as there are pauses, which are the caller's to wait; then the error is the caller's too."""
+    path, pauses = watched(tmp_path / "a"), list[float]()
+    with failing(_failing_times(len(WRITE_PAUSES), lambda: BeamIOError("the store is out of order"))):
+        write_atomically(path, b"data", pause=pauses.append)
+    assert read_bytes(path) == b"data"
+    assert tuple(pauses) == WRITE_PAUSES
+    with (failing(_failing_times(len(WRITE_PAUSES) + 1, lambda: TimeoutError("again"))),
+          pytest.raises(TimeoutError, match="again")):
+        write_atomically(path, b"other", pause=pauses.append)
+    assert read_bytes(path) == b"data"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_full_disk_and_a_missing_permission_are_raised_at_once(tmp_path: Path, number: int) -> None:
+    """Also where Beam has wrapped them, once or for each path."""
+    plain = OSError(number, "no")
+    wrapped = OSError(plain)
+    for error in (plain, wrapped, BeamIOError("failed", {"a": plain}), BeamIOError("failed", {"a": wrapped})):
+        assert not may_pass(error)
+        pauses = list[float]()
+        with failing(_failing_times(1, lambda error=error: error)), pytest.raises(OSError, match="no"):
+            write_atomically(watched(tmp_path / "a"), b"", pause=pauses.append)
+        assert pauses == []
+
+
+def test_clients_errors_that_are_no_oserrors_count(tmp_path: Path) -> None:
+    """S3's client raises its own: a refused request lasts, an overloaded server may not.  Our faults are neither."""
+    messages = pytest.importorskip("apache_beam.io.aws.clients.s3.messages")
+    assert messages.S3ClientError in store_errors()
+    assert may_pass(messages.S3ClientError("slow down", 503))
+    assert not may_pass(messages.S3ClientError("forbidden", 403))
+    path, pauses = watched(tmp_path / "a"), list[float]()
+    with failing(_failing_times(2, lambda: messages.S3ClientError("slow down", 503))):
+        write_atomically(path, b"data", pause=pauses.append)
+    assert read_bytes(path) == b"data"
+    assert len(pauses) == 2
+    with failing(_failing_times(1, lambda: ZeroDivisionError())), pytest.raises(ZeroDivisionError):
+        write_atomically(path, b"data", pause=pauses.append)
 
 
 def test_listing_is_sorted_and_literal_names_win(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Local files behind a scheme of their own, `watched:///path`: tests count what is read and decide which writes fail.
+"""Local files behind a scheme of their own, `watched:///path`: tests count what is read and decide what fails.
 
 An object store in one respect: a file is written under its own name, so that a failed write may leave a torn one.
 """
@@ -48,6 +48,7 @@ class WatchedFiles(LocalFileSystem):
 
     bytes_read: ClassVar[int] = 0
     before_write: ClassVar[Callable[[str], None] | None] = None
+    before_delete: ClassVar[Callable[[str], None] | None] = None
 
     @classmethod
     def scheme(cls) -> str:
@@ -70,6 +71,8 @@ class WatchedFiles(LocalFileSystem):
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
+            if self.before_delete is not None:
+                type(self).before_delete(path)
             os.remove(_local(path))
 
     def _list(self, dir_or_prefix: str) -> Iterator[FileMetadata]:
