@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen_beam.storage.files import join, list_stored, open_stored, remove, write_atomically
+from batchgen_beam.storage.files import join, list_stored, normalise_uri, open_stored, remove, write_atomically
 from batchgen_beam.storage.journal_rows import HASH, check_part_schema, decode_rows, encode_entries
 from batchgen_beam.storage.settling import Entry
 from batchgen_beam.storage.store_errors import store_errors
@@ -41,7 +41,7 @@ class UnreadablePart(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """A file of the journal.  `modified` is in seconds since the epoch, 0.0 where it is not known."""
+    """A file of the journal: its normalised URI, bytes, and seconds since the epoch, 0.0 where those are not known."""
 
     path: str
     run: str
@@ -84,11 +84,11 @@ class Journal:
         return [Part(file.uri, run_of(file.uri), file.size, file.modified) for file in stored]
 
     def write(self, run: str, entries: Iterable[Entry], *, merged: bool = False) -> Part:
-        """Store entries as one new part under a name that nobody else uses."""
+        """Store entries as one new part under a name that nobody else uses; `parts` will say when that was."""
         data = encode_entries(entries)
         path = join(self.run_folder(run), f"{MERGED if merged else ''}{uuid.uuid4()}.parquet")
         write_atomically(path, data)
-        return Part(path, run, len(data), 0.0)
+        return Part(normalise_uri(path), run, len(data), 0.0)
 
     def hashes(self, part: Part, low: int = 0, high: int = ALL_HASHES) -> Hashes:
         """The key hashes of the part's rows in [low, high), ascending, with repeats.
