@@ -48,16 +48,15 @@ class CompactionResult:
 
 def ended_runs(parts: Iterable[Part], *, finished: Collection[str], seen: Mapping[str, float],
                now: float) -> frozenset[str]:
-    """The runs of these parts that have a report, or have shown no sign of life for an hour.
+    """The known runs that have a report, or have shown no sign of life for an hour.
 
     `finished`: runs with a report.  `seen`: run -> when it last reported progress, in seconds since the epoch.
     """
     latest = defaultdict(float, seen)
-    runs = set()
     for part in parts:
-        runs.add(part.run)
         latest[part.run] = max(latest[part.run], part.modified)
-    return frozenset(run for run in runs if run in finished or now - latest[run] > SILENT_RUN_SECONDS)
+    silent = {run for run, when in latest.items() if now - when > SILENT_RUN_SECONDS}
+    return frozenset(silent.union(finished))
 
 
 def compaction_batches(parts: Iterable[Part], *, ended: Collection[str], now: float,

@@ -242,8 +242,8 @@ def test_a_run_has_ended_when_it_has_a_report_or_is_silent_for_an_hour() -> None
     """Progress and parts are signs of life; the youngest counts."""
     parts = [part("a", "reported", age=1.0), part("b", "working", age=3599.0), part("c", "working", age=9999.0),
              part("d", "silent", age=3601.0), part("e", "computing", age=9999.0)]
-    seen = {"computing": NOW - 10.0, "silent": NOW - 5000.0, "without parts": 0.0}
-    assert ended_runs(parts, finished={"reported"}, seen=seen, now=NOW) == {"reported", "silent"}
+    seen = {"computing": NOW - 10.0, "silent": NOW - 5000.0, "gone without parts": NOW - 5000.0, "new": NOW}
+    assert ended_runs(parts, finished={"reported"}, seen=seen, now=NOW) == {"reported", "silent", "gone without parts"}
 
 
 def test_ten_million_rows_become_few_parts() -> None:
