@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 WHEELS := .cache/wheels
+FLINK := .cache/flink
+BOOT := .cache/bin/beam-boot
 DEMO_OUTPUT ?= out/demo
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -20,12 +22,13 @@ MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint types check wheel lock clean distclean setup model bench-setup
+.PHONY: help demo test test-long test-flink lint types check wheel lock clean distclean setup model bench-setup
 
 help:
 	@echo "make demo       answer the 60 example rows with a small real model"
 	@echo "make test       the tests, short form"
 	@echo "make test-long  the tests that take minutes"
+	@echo "make test-flink the tests on a real Flink cluster (half an hour; java, mvn and go are needed)"
 	@echo "make check      lint, types and tests"
 	@echo "make wheel      build dist/*.whl"
 	@echo "make lock       solve locks/*.txt again (UPGRADE=--upgrade for newer versions)"
@@ -77,11 +80,43 @@ demo: $(VENV)/.run $(MODEL)
 	$(BIN)/batchgen-beam demo --model $(MODEL) --output $(DEMO_OUTPUT) $(DEMO_ARGS)
 
 test: $(VENV)/.test $(MODEL)
-	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long and not flink" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.test $(VENV)/.bench $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	$(BIN)/python -m benchmarks.memory_run --rows 200000 --folder out/memory --most-gb 2.5 --progress-interval=60
+
+# --- a real Flink cluster ---------------------------------------------------------------------------------------------
+
+# BEAM_FLINK_JARS and BEAM_BOOT name jars and a boot program that are there already; the rest is fetched and built once.
+FETCHED := $(if $(BEAM_FLINK_JARS),,$(FLINK)/.fetched)
+BUILT := $(if $(BEAM_BOOT),,$(BOOT))
+
+test-flink: .flink-needs $(VENV)/.test $(FETCHED) $(BUILT)
+	$(BIN)/python -m pytest -m flink $(PYTEST_ARGS)
+
+.PHONY: .flink-needs
+.flink-needs:
+	@missing=; for tool in java $(if $(FETCHED),mvn) $(if $(BUILT),go); do \
+	  command -v $$tool >/dev/null || missing="$$missing $$tool"; done; [ -z "$$missing" ] || { \
+	  echo "not on PATH:$$missing.  make test-flink needs java (a Java runtime, 11 or 17), mvn (Maven, unless"; \
+	  echo "BEAM_FLINK_JARS names a folder of jars) and go (unless BEAM_BOOT names Beam's boot program)"; exit 1; }
+
+$(FLINK)/.fetched: tests/flink/pom.xml | .flink-needs
+	@echo "fetching the jars of Flink and of Beam's job server (150 MB)"
+	rm -rf $(FLINK)
+	mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DincludeScope=runtime \
+	  -DoutputDirectory="$(abspath $(FLINK)/jars)"
+	@touch $@
+
+$(BOOT): locks/run.txt | .flink-needs
+	@echo "building Beam's boot program (minutes)"
+	rm -rf $(BOOT).d
+	GOBIN="$(abspath $(BOOT).d)" go install \
+	  "github.com/apache/beam/sdks/v2/python/container@v$$(sed -n 's/^apache-beam==\([0-9.]*\).*/\1/p' $<)"
+	mv $(BOOT).d/container $@
+	rm -r $(BOOT).d
+	@touch $@
 
 # --- checks and builds ------------------------------------------------------------------------------------------------
 
