@@ -7,22 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import apache_beam as beam
 
-from batchgen_beam.settings import InputColumns
+from batchgen_beam.errors import ErrorCode
+from batchgen_beam.settings import InputColumns, JournalSettings
 from batchgen_beam.storage.inputs import InputPlan
+from batchgen_beam.storage.journal import Journal, Part
+from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.unit_records import UnitRecords
-from batchgen_beam.transforms.finish import CountRepeatedIds, FinishRun
+from batchgen_beam.transforms.compact import CompactJournal
+from batchgen_beam.transforms.finish import CountRepeatedIds, FinishPass, FinishRun
 from batchgen_beam.transforms.generate import Generate, Round
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lanes import ToLanes
 from batchgen_beam.transforms.prepare import Prepare
 from batchgen_beam.transforms.publish import Publish
-from batchgen_beam.transforms.read import ReadShards, Reuse
+from batchgen_beam.transforms.read import ReadOutputs, ReadShards, Reuse
 from batchgen_beam.transforms.route import RouteToUnits
+from batchgen_beam.transforms.skip_done import SkipDone
 
-__all__ = ["JobSpec", "build_job"]
+__all__ = ["JobSpec", "build_job", "build_pass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,8 @@ class JobSpec:
     """All that the graph depends on.
 
     `facts` go into the run's report; `content` is the digest of its content print; `clock` gives seconds since the
-    epoch.
+    epoch.  `parts` are those of the journal that the graph looks into; failures of the codes `retry` are tried again.
+    Parts of ended runs are merged once they are `compact_seconds` old.
     """
 
     plan: InputPlan
@@ -43,20 +50,73 @@ class JobSpec:
     facts: Mapping[str, object]
     content: str
     clock: Callable[[], float]
+    journal: Journal
+    parts: tuple[Part, ...] = ()
+    retry: frozenset[ErrorCode] = frozenset()
+    compact_seconds: float = JournalSettings().compact_seconds
 
 
-def build_job(pipeline: beam.Pipeline, job: JobSpec) -> beam.PCollection:
-    """Add the job to a pipeline; the result is one `RunTotals`, once `_SUCCESS` stands."""
-    records = UnitRecords(output=job.output, content=job.content, model=job.model, run=job.run)
-    read = pipeline | "ReadShards" >> ReadShards(job.plan, job.columns, reuse=Reuse(records, job.handle))
-    prepared = read.rows | "Prepare" >> Prepare(job.handle)
-    chunks = prepared.prompts | "ToLanes" >> ToLanes(job.lanes)
+class _Answered(NamedTuple):
+    """What was read, a UnitReport of every unit, and RunTotals of what the units do not count."""
+
+    read: ReadOutputs
+    units: beam.PCollection
+    totals: tuple[beam.PCollection, ...]
+
+
+def build_job(pipeline: beam.Pipeline, job: JobSpec, *, passes: RunTotals | None = None) -> beam.PCollection:
+    """Add the job to a pipeline; the result is one `RunTotals`, once `_SUCCESS` stands.  Then the journal is compacted.
+
+    `passes`: what passes over the parts of the same input have come to (None: there were none).
+    """
+    answered = _answer(pipeline, job, counted=passes is None)
+    repeated = (answered.read.placements, answered.read.skipped_ids) | "CountRepeatedIds" >> CountRepeatedIds()
+    before = pipeline | "Passes" >> beam.Create([passes or RunTotals()])
+    finish = FinishRun(job.output, job.run, job.facts, rows=job.plan.rows, clock=job.clock, content=job.content)
+    finished = (answered.units, *answered.totals, repeated, before) | "Finish" >> finish
+    compact = CompactJournal(job.output, job.journal, job.run, compact_seconds=job.compact_seconds, clock=job.clock)
+    _ = finished | "CompactJournal" >> compact
+    return finished
+
+
+def build_pass(pipeline: beam.Pipeline, job: JobSpec, number: int) -> beam.PCollection:
+    """The same without an end: the units of a part of the input are published, and what they do not count is stored.
+
+    A runner that holds all collections in memory takes a large input so; a job over the whole input ends the run.
+    """
+    answered = _answer(pipeline, job, counted=True)
+    return answered.totals | "FinishPass" >> FinishPass(job.output, job.run, number)
+
+
+def _answer(pipeline: beam.Pipeline, job: JobSpec, *, counted: bool) -> _Answered:
+    """`counted`: rows of units that stay as they are show as done while the pipeline runs."""
+    records = UnitRecords(output=job.output, content=job.content, model=job.model, run=job.run, retry=job.retry)
+    reuse = Reuse(records, job.handle if counted else None)
+    read = pipeline | "ReadShards" >> ReadShards(job.plan, job.columns, reuse=reuse)
+    done = _skip_done(read.rows, job)
+    prepared = done.rows | "Prepare" >> Prepare(job.handle)
+    engine_rows = (prepared.prompts, *done.resumed) | "EngineRows" >> beam.Flatten()
+    chunks = engine_rows | "ToLanes" >> ToLanes(job.lanes)
     generated = chunks | "Generate" >> Generate(job.handle, Round(hashed=job.lanes))
-    keyed = (read.placements, prepared.failures, generated.answers)
+    keyed = (read.placements, prepared.failures, generated.answers, *done.answers)
     routed = keyed | "RouteToUnits" >> RouteToUnits(rows=job.plan.rows)
     published = (read.manifests, routed.placed) | "Publish" >> Publish(records)
     units = (published, read.skipped) | "Units" >> beam.Flatten()
-    repeated = (read.placements, read.skipped_ids) | "CountRepeatedIds" >> CountRepeatedIds()
-    finish = FinishRun(job.output, job.run, job.facts, rows=job.plan.rows, clock=job.clock,
-                       content=job.content)
-    return (units, routed.totals, repeated) | "Finish" >> finish
+    return _Answered(read, units, (routed.totals, *done.totals))
+
+
+class _Done(NamedTuple):
+    """`SkipOutputs` whose collections may be absent."""
+
+    rows: beam.PCollection
+    resumed: tuple[beam.PCollection, ...] = ()
+    answers: tuple[beam.PCollection, ...] = ()
+    totals: tuple[beam.PCollection, ...] = ()
+
+
+def _skip_done(rows: beam.PCollection, job: JobSpec) -> _Done:
+    if not job.parts:
+        return _Done(rows)
+    skip = SkipDone(job.journal, job.parts, job.handle, retry=job.retry, rows=job.plan.rows)
+    outputs = rows | "SkipDone" >> skip
+    return _Done(outputs.rows, (outputs.resumed,), (outputs.answers,), (outputs.totals,))

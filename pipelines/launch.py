@@ -8,34 +8,46 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TextIO
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import SetupOptions
 
-from batchgen_beam.pipelines.build import JobSpec, build_job
+from batchgen_beam.pipelines.build import JobSpec, build_job, build_pass
 from batchgen_beam.pipelines.checks import CheckedRun, check_run
 from batchgen_beam.pipelines.options import BatchgenOptions
 from batchgen_beam.pipelines.placement import ask_runner
 from batchgen_beam.pipelines.progress import ProgressDisplay
 from batchgen_beam.pipelines.request import RunRequest
-from batchgen_beam.pipelines.runners import RunnerFacts, check_runner_options, pin_runner
+from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts, check_runner_options, pin_runner
 from batchgen_beam.pipelines.summary import show_summary
 from batchgen_beam.pipelines.worker_faults import user_error_in
-from batchgen_beam.storage.journal import Journal
-from batchgen_beam.storage.run_files import read_report, start_run, write_engine_figures
-from batchgen_beam.transforms.host import HostHandle
+from batchgen_beam.storage.inputs import InputPlan, split_plan
+from batchgen_beam.storage.journal import Journal, Part
+from batchgen_beam.storage.run_files import (
+    read_fingerprint,
+    read_passes,
+    read_report,
+    start_run,
+    write_engine_figures,
+)
+from batchgen_beam.storage.unit_records import recorded_names
+from batchgen_beam.transforms.host import HostHandle, ProcessHost
 from batchgen_beam.transforms.leaving import HOLDERS
 from batchgen_beam.transforms.progress_files import progress_folder, read_samples, total
 from batchgen_beam.transforms.recording import JournalPlace
 from batchgen_beam.transforms.worker_plugin import PLUGIN
 
 __all__ = ["Streams", "run_job"]
+
+PASS_ROWS = 200_000
+"""So many rows the local runner takes at once, for it holds all of them in memory at every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +82,23 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     if checked.not_applied:
         streams.note(f"the model's generation_config.json sets {', '.join(checked.not_applied)}: without effect here")
     journal = Journal.of(request.output, checked.fingerprint.digest)
-    place = JournalPlace(journal=journal, run=run, settings=request.journal,
-                         known=frozenset(part.path for part in journal.parts()))
+    parts = tuple(journal.parts())
+    place = JournalPlace(journal=journal, run=run, settings=request.journal, retry=request.retry,
+                         known=frozenset(part.path for part in parts))
     handle = HostHandle(replace(checked.host, journal=place))
-    if runner.in_launcher:
-        _load(handle, streams)
+    host = handle.acquire() if runner.in_launcher else None  # held to the end: all passes share its engine
+    if host is not None and not parts and not _has_units(request.output, checked):
+        _load(host, streams)
     start_run(request.output, checked.fingerprint, new_fingerprint=request.new_fingerprint)
-    job = _job(request, runner, checked, handle, run, now)
+    job = _job(request, runner, checked, handle, place, parts, now)
+    plans = split_plan(job.plan, PASS_ROWS) if runner.name == LOCAL else []
+    if len(plans) > 1:
+        streams.note(f"the input is done in {len(plans)} passes of about {PASS_ROWS} rows, which the local runner holds "
+                     "in memory, then looked through once more")
     display = ProgressDisplay(progress_folder(request.output, run), rows=job.plan.rows,
                               interval=request.progress_interval, stream=streams.err)
     try:
-        report = _run_pipeline(options, job, display)
+        report = _run_pipelines(options, job, plans, display)
     finally:
         _leave_rows(streams)
     return _report(job, report, display, streams)
@@ -94,10 +112,15 @@ def _leave_rows(streams: Streams) -> None:
         streams.note(f"rows under way could not be saved, the next run computes them again: {error}")
 
 
-def _load(handle: HostHandle, streams: Streams) -> None:
+def _has_units(output: str, checked: CheckedRun) -> bool:
+    """Whether units may stay as they are, perhaps so many that the model is not needed at all."""
+    return read_fingerprint(output) == checked.fingerprint and bool(recorded_names(output))
+
+
+def _load(host: ProcessHost, streams: Streams) -> None:
     """Load the engine that the steps will find in this process."""
     streams.note("loading the model")
-    engine = handle.acquire().engine()
+    engine = host.engine()
     streams.note(f"model loaded in {engine.load_seconds:.1f} s")
     longest, limit = engine.loaded.longest_row, engine.loaded.context_limit
     if longest < limit:
@@ -105,8 +128,8 @@ def _load(handle: HostHandle, streams: Streams) -> None:
                      "grow longer fail as CAPACITY_EXCEEDED; raise --kv-memory, or lower --max-tokens or --max-context")
 
 
-def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: HostHandle, run: str,
-         now: datetime) -> JobSpec:
+def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: HostHandle, place: JournalPlace,
+         parts: tuple[Part, ...], now: datetime) -> JobSpec:
     facts: Mapping[str, object] = {
         "started": now.isoformat(timespec="seconds"),
         "inputs": list(request.inputs),
@@ -116,33 +139,45 @@ def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: 
         "lanes": checked.lanes,
         "not_applied": list(checked.not_applied),
     }
-    return JobSpec(plan=checked.plan, columns=request.columns, output=request.output, run=run,
+    return JobSpec(plan=checked.plan, columns=request.columns, output=request.output, run=place.run,
                    model=_model_name(request.model), lanes=checked.lanes, handle=handle, facts=facts,
-                   content=checked.fingerprint.digest, clock=time.time)
+                   content=checked.fingerprint.digest, clock=time.time, journal=place.journal, parts=parts,
+                   retry=request.retry, compact_seconds=request.journal.compact_seconds)
 
 
 def _model_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def _run_pipeline(options: BatchgenOptions, job: JobSpec, display: ProgressDisplay) -> dict[str, Any]:
-    """Run the job to its end; gives its report."""
+def _run_pipelines(options: BatchgenOptions, job: JobSpec, plans: Sequence[InputPlan],
+                   display: ProgressDisplay) -> dict[str, Any]:
+    """Run the job to its end, after passes over the parts of its input where there are several; gives its report."""
     setup = options.view_as(SetupOptions)
     setup.save_main_session = False
     setup.beam_plugins = [*(setup.beam_plugins or ()), PLUGIN]
     with display:
-        try:
-            pipeline = beam.Pipeline(options=options)
-            build_job(pipeline, job)
-            pipeline.run().wait_until_finish()
-        except RuntimeError as error:
-            mistake = user_error_in(error)
-            if mistake is not None:
-                raise mistake from error
-            raise
+        passes = None
+        if len(plans) > 1:
+            for number, plan in enumerate(plans, 1):
+                _run(options, partial(build_pass, job=replace(job, plan=plan), number=number))
+            passes = read_passes(job.output, job.run, len(plans))
+        _run(options, partial(build_job, job=job, passes=passes))
         report = read_report(job.output, job.run)
         display.settle(report["counts"])
     return report
+
+
+def _run(options: BatchgenOptions, build: Callable[[beam.Pipeline], beam.PCollection]) -> None:
+    """One pipeline to its end; a mistake of the user that a worker met is raised as such."""
+    try:
+        pipeline = beam.Pipeline(options=options)
+        build(pipeline)
+        pipeline.run().wait_until_finish()
+    except RuntimeError as error:
+        mistake = user_error_in(error)
+        if mistake is not None:
+            raise mistake from error
+        raise
 
 
 def _report(job: JobSpec, report: Mapping[str, Any], display: ProgressDisplay, streams: Streams) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 # Beam offers no public parser of all its options; the name is stable within the pinned release.
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
-from batchgen_beam.errors import OptionError
+from batchgen_beam.errors import ErrorCode, OptionError
 from batchgen_beam.settings import DTYPES
 
 __all__ = ["OPTIONS", "BatchgenOptions", "Option", "StrictParser", "add_options", "help_text", "parse_options",
@@ -73,6 +73,15 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(int(_integer(item.strip())) for item in text.split(","))
 
 
+def _codes(text: str) -> tuple[ErrorCode, ...]:
+    codes = {code.value: code for code in ErrorCode}
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in codes:
+            raise argparse.ArgumentTypeError(f"{name!r} is no code of a failure; use some of {', '.join(codes)}")
+    return tuple(codes[name] for name in names)
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise argparse.ArgumentTypeError(f"{text!r} is unknown; use one of {', '.join(DTYPES)}")
@@ -85,7 +94,10 @@ _real = _number(float, "number")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One flag.  `parse` None: a switch.  `repeat`: may be given several times, values are gathered."""
+    """One flag.  `parse` None: a switch.  `repeat`: may be given several times, values are gathered.
+
+    `bare`: what it stands for without a value; None: it needs one.
+    """
 
     flag: str
     parse: Callable[[str], Any] | None
@@ -93,6 +105,7 @@ class Option:
     value: str = ""
     default: Any = None
     repeat: bool = False
+    bare: Any = None
 
     @property
     def name(self) -> str:
@@ -103,6 +116,9 @@ class Option:
         """Declare the flag."""
         if self.parse is None:
             parser.add_argument(self.flag, action="store_true", default=False, help=self.help)
+        elif self.bare is not None:
+            parser.add_argument(self.flag, type=self.parse, default=self.default, nargs="?", const=self.bare,
+                                metavar=self.value or None, help=self.help)
         else:
             action = "append" if self.repeat else "store"
             parser.add_argument(self.flag, type=self.parse, default=self.default, action=action,
@@ -147,6 +163,8 @@ OPTIONS = (
     Option("--lanes", _integer, "streams of rows; 0: 4 for each worker slot, fewer for small inputs", "N", 0),
     Option("--limit", _integer, "read only the first N rows", "N"),
     Option("--allow-failures", None, "exit 0 although rows failed"),
+    Option("--retry-failed", _codes, "try failed rows of earlier runs again: those of the codes, without a value all",
+           "CODES", (), bare=tuple(ErrorCode)),
     Option("--new-fingerprint", None, "replace results that were made with other settings"),
     Option("--flush-interval", _real, "an answer is stored at most so long after it was found", "SECONDS", 30.0),
     Option("--checkpoint-interval", _real, "the state of a running row is stored this often, once it has grown",

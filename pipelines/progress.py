@@ -23,28 +23,28 @@ LIVE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressReading:
-    """All processes at one moment, and their mean speed since the engines could work.  `rows` None: not known."""
+    """All processes at one moment, and their mean speed since the engines could work.  `rows` None: not known.
+
+    Speeds are of what this run computes.
+    """
 
     sample: ProgressSample
     rows: int | None
     tokens_per_second: float
     rows_per_second: float
 
-    @property
-    def done(self) -> int:
-        """Rows with an answer or a failure."""
-        return self.sample.answered + self.sample.failed_rows
-
 
 def progress_line(reading: ProgressReading) -> str:
     """One line: rows, tokens per second, batch fill, time left, failures by code."""
     sample = reading.sample
-    rows = f"{reading.done} rows" if reading.rows is None else f"{reading.done}/{reading.rows} rows"
+    rows = f"{sample.done} rows" if reading.rows is None else f"{sample.done}/{reading.rows} rows"
     engine = sample.engine
-    running = f"running {engine.active}/{engine.capacity}" if sample.engines else "loading the model"
+    running = f"running {engine.active}/{engine.capacity}" if sample.engines else "no model loaded"
     parts = [rows, f"{reading.tokens_per_second:.0f} tokens/s", running, f"mean fill {100 * sample.fill:.0f} %"]
-    if reading.rows is not None and reading.rows_per_second > 0 and reading.done < reading.rows:
-        parts.append(f"ETA {_duration((reading.rows - reading.done) / reading.rows_per_second)}")
+    if sample.reused:
+        parts.insert(1, f"{sample.reused} from earlier runs")
+    if reading.rows is not None and reading.rows_per_second > 0 and sample.done < reading.rows:
+        parts.append(f"ETA {_duration((reading.rows - sample.done) / reading.rows_per_second)}")
     if sample.failed:
         parts.append("failed " + " ".join(f"{code} {count}" for code, count in sorted(sample.failed.items())))
     return ", ".join(parts)
@@ -98,11 +98,11 @@ class ProgressDisplay:
         """The present state; speeds are means over the time since the first engine began to work."""
         sample = total(read_samples(self._folder).samples)
         if self._counts is not None:
-            sample = replace(sample, answered=self._counts["results"], failed=dict(self._counts["failures"]))
+            sample = replace(sample, answered=self._counts["results"], failed=dict(self._counts["failures"]), reused=0)
         seconds = max(sample.elapsed_seconds - sample.load_seconds / max(sample.engines, 1), 1e-9)
         return ProgressReading(sample=sample, rows=self._rows,
                                tokens_per_second=sample.engine.generated_tokens / seconds,
-                               rows_per_second=(sample.answered + sample.failed_rows) / seconds)
+                               rows_per_second=sample.computed / seconds)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):

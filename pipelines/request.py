@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batchgen_beam.errors import OptionError
+from batchgen_beam.errors import ErrorCode, OptionError
 from batchgen_beam.pipelines.options import BatchgenOptions
 from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns, JournalSettings, WorkerNeeds
 
@@ -39,6 +39,7 @@ class RunRequest:
     columns: InputColumns
     lanes: int
     limit: int | None
+    retry: frozenset[ErrorCode]
     new_fingerprint: bool
     progress_interval: float
     needs: WorkerNeeds
@@ -62,7 +63,7 @@ class RunRequest:
             inputs=tuple(options.input), output=options.output, model=options.model, model_cache=options.model_cache,
             model_facts=options.model_facts, chat_template=options.chat_template, engine=_engine(options),
             eos_ids=options.eos_ids, defaults=_defaults(options), columns=_columns(options), lanes=options.lanes,
-            limit=options.limit,
+            limit=options.limit, retry=frozenset(options.retry_failed),
             new_fingerprint=options.new_fingerprint, progress_interval=options.progress_interval,
             needs=WorkerNeeds(accelerator=options.accelerator, ram=options.worker_ram),
             journal=JournalSettings(flush_seconds=options.flush_interval, compact_seconds=options.compact_after,

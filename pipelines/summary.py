@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen_beam.storage.files import join, list_below, read_bytes
+from batchgen_beam.storage.published import STALE_FOLDER
 from batchgen_beam.storage.units import FAILURES, RESULTS, UNIT_FILES
 from batchgen_beam.transforms.progress_files import ProgressSample
 
@@ -32,6 +33,7 @@ def show_summary(report: Mapping[str, Any], figures: ProgressSample, *, output: 
 
 def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
     yield f"{counts['rows']} rows read = {counts['results']} answered + {counts['failed']} failed"
+    yield from _earlier(counts)
     for code, number in counts["failures"].items():
         yield f"  {code:<22}{number:>8}"
     reasons = ", ".join(f"{number} {reason}" for reason, number in counts["finish_reasons"].items())
@@ -42,6 +44,21 @@ def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
                "every row is answered; shard, row_group and row tell them apart")
     if counts["conflicts"]:
         yield f"{counts['conflicts']} answers differed from another answer of their row; one was chosen by rule"
+
+
+def _earlier(counts: Mapping[str, Any]) -> Iterator[str]:
+    """What this run did not have to compute."""
+    found = counts["skipped_rows"] + counts["reused"]
+    if found:
+        yield (f"of these {found} by earlier runs: {counts['skipped_rows']} in {counts['skipped_units']} units "
+               f"that stay as they are, {counts['reused']} from the journal")
+    if counts["resumed"]:
+        yield f"{counts['resumed']} rows went on where an earlier run had left them"
+    if counts["journal_problems"]:
+        yield (f"{counts['journal_problems']} parts of the journal could not be read (see the log); "
+               "rows that only they held were computed again")
+    if counts["stale_units"]:
+        yield f"{counts['stale_units']} units that are not in the input any more were moved to {STALE_FOLDER}/"
 
 
 def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:

@@ -39,7 +39,7 @@ class Timeline:
         facts: list[dict[str, object]] = []
         before = ProgressSample(process="")
         for seconds, sample in points:
-            facts.append({"seconds": round(seconds, 1), "rows": sample.answered + sample.failed_rows,
+            facts.append({"seconds": round(seconds, 1), "rows": sample.done,
                           "generated_tokens": sample.engine.generated_tokens,
                           "batch_fill": round(_fill_between(before, sample), 3)})
             before = sample

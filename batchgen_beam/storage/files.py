@@ -24,7 +24,8 @@ from batchgen_beam.errors import UserError
 from batchgen_beam.storage.store_errors import may_pass, store_errors
 
 __all__ = ["WRITE_PAUSES", "StoredFile", "check_file", "check_store", "exists", "join", "list_below", "list_files",
-           "list_stored", "move", "normalise_uri", "open_stored", "read_bytes", "remove", "write_atomically"]
+           "list_stored", "move", "normalise_uri", "open_stored", "read_bytes", "remove", "stored_size",
+           "write_atomically"]
 
 LOG = logging.getLogger(__name__)
 
@@ -188,6 +189,12 @@ class StoredFile:
     uri: str
     size: int
     modified: float
+
+
+def stored_size(path: str) -> int:
+    """The bytes of a file, as stored."""
+    target = _beam_path(path)
+    return int(FileSystems.get_filesystem(target).size(target))
 
 
 def list_files(pattern: str) -> list[str]:

@@ -6,14 +6,14 @@ Beam's transforms, nor what columns mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from batchgen_beam.errors import InputError
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.files import check_file, check_store, list_files, normalise_uri
+from batchgen_beam.storage.files import check_file, check_store, list_files, normalise_uri, stored_size
 from batchgen_beam.storage.jsonl_input import LINE_EXTENSIONS, count_lines, read_lines
 from batchgen_beam.storage.kept_columns import kept_types
 from batchgen_beam.storage.parquet_input import ParquetFooter, read_footer, read_row_group
@@ -21,10 +21,13 @@ from batchgen_beam.storage.raw_rows import RawBatch
 from batchgen_beam.storage.schemas import check_kept_names
 from batchgen_beam.storage.units import check_distinct_paths
 
-__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "plan_input", "read_task"]
+__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "plan_input", "read_task", "split_plan"]
 
 ROW_GROUP_BYTES = 512 << 20
 """Row groups whose needed columns are larger than this, uncompressed, draw a warning: each is read by one worker."""
+
+LINE_BYTES = 512
+"""What a line is taken to have, as stored, where nobody has counted them."""
 
 _PARQUET = (".parquet", ".parq", ".pq")
 
@@ -40,10 +43,11 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A shard.  `rows` holds the rows wanted of each row group; None: a JSONL file, all its lines."""
+    """A shard.  `rows` holds the rows wanted of each row group; None: a JSONL file of `size` bytes, all its lines."""
 
     uri: str
     rows: tuple[int, ...] | None
+    size: int = 0
 
     def tasks(self) -> Iterator[ReadTask]:
         """Its row groups that hold rows."""
@@ -53,6 +57,13 @@ class InputFile:
         for row_group, rows in enumerate(self.rows):
             if rows:
                 yield ReadTask(self.uri, row_group, rows)
+
+
+    def only(self, row_groups: Collection[int]) -> InputFile:
+        """The same file with the rows of these row groups alone."""
+        if self.rows is None:
+            return self
+        return replace(self, rows=tuple(rows if index in row_groups else 0 for index, rows in enumerate(self.rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +89,22 @@ class InputPlan:
         return total
 
 
+def split_plan(plan: InputPlan, rows: int) -> list[InputPlan]:
+    """The same input in order, in parts of at most `rows` rows where no row group has more."""
+    parts: list[dict[str, set[int]]] = []
+    room = 0
+    for file in plan.files:
+        for task in file.tasks():
+            count = file.size // LINE_BYTES if task.rows is None else task.rows
+            if not parts or count > room:
+                parts.append({})
+                room = rows
+            parts[-1].setdefault(file.uri, set()).add(task.row_group)
+            room -= count
+    files = {file.uri: file for file in plan.files}
+    return [replace(plan, files=tuple(files[uri].only(groups) for uri, groups in part.items())) for part in parts]
+
+
 def plan_input(patterns: Sequence[str], columns: InputColumns, *, output: str | None = None,
                limit: int | None = None, row_group_bytes: int = ROW_GROUP_BYTES) -> InputPlan:
     """Match the patterns and check every footer.
@@ -92,7 +119,8 @@ def plan_input(patterns: Sequence[str], columns: InputColumns, *, output: str | 
     check_distinct_paths(uris)
     footers = {uri: read_footer(uri, columns) for uri in uris if _is_parquet(uri)}
     schemas = [(uri, footers[uri].schema if uri in footers else _text_schema(columns.keep)) for uri in uris]
-    files = tuple(InputFile(uri, footers[uri].rows if uri in footers else None) for uri in uris)
+    files = tuple(InputFile(uri, footers[uri].rows) if uri in footers else InputFile(uri, None, stored_size(uri))
+                  for uri in uris)
     return InputPlan(
         files=files if limit is None else tuple(_limited(files, limit)),
         kept=kept_types(schemas, columns.keep),

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from batchgen_beam.errors import OutputError
 from batchgen_beam.records import Fingerprint
-from batchgen_beam.storage.files import check_store, exists, join, read_bytes, remove, write_atomically
+from batchgen_beam.storage.files import check_store, exists, join, list_below, read_bytes, remove, write_atomically
 from batchgen_beam.storage.published import remove_published
 from batchgen_beam.storage.totals import RunTotals
 
 __all__ = ["FINGERPRINT_FILE", "RUN_FILE", "RUN_VERSION", "SUCCESS_FILE", "check_output", "engine_file", "finish_run",
-           "read_fingerprint", "read_report", "run_report", "start_run", "write_engine_figures"]
+           "read_fingerprint", "read_passes", "read_report", "reported_runs", "run_report", "start_run",
+           "write_engine_figures", "write_pass"]
 
 FINGERPRINT_FILE = "fingerprint.json"
 RUN_FILE = "run.json"
 RUNS_FOLDER = "_runs"
 SUCCESS_FILE = "_SUCCESS"
 RUN_VERSION = 1
+_JSON = ".json"
 
 
 def start_run(output: str, fingerprint: Fingerprint, *, new_fingerprint: bool = False) -> None:
@@ -89,6 +92,29 @@ def read_report(output: str, run: str) -> dict[str, Any]:
     """What `_runs/<run>.json` says."""
     report: dict[str, Any] = json.loads(read_bytes(join(output, RUNS_FOLDER, f"{run}.json")))
     return report
+
+
+def _pass_file(output: str, run: str, number: int) -> str:
+    return join(output, RUNS_FOLDER, f"{run}.pass-{number:04d}.json")
+
+
+def write_pass(output: str, run: str, number: int, totals: RunTotals) -> None:
+    """Store what one pass of a run has come to, apart from its units."""
+    write_atomically(_pass_file(output, run, number), _json_bytes(totals.as_facts()))
+
+
+def read_passes(output: str, run: str, count: int) -> RunTotals:
+    """What all passes of a run have come to together; a part of the journal that none could read is one problem."""
+    parts = [RunTotals.from_facts(json.loads(read_bytes(_pass_file(output, run, number))))
+             for number in range(1, count + 1)]
+    problems = max((part.journal_problems for part in parts), default=0)
+    return replace(RunTotals.sum(parts), journal_problems=problems)
+
+
+def reported_runs(output: str) -> frozenset[str]:
+    """The runs that have ended: those with a report."""
+    names = (name.removesuffix(_JSON) for name in list_below(join(output, RUNS_FOLDER), f"*{_JSON}"))
+    return frozenset(name for name in names if "." not in name)
 
 
 def engine_file(output: str, run: str) -> str:

@@ -119,9 +119,13 @@ class UnitRecords:
         return [f"{folder}/{name.removesuffix(_EXTENSION)}" for name in found]
 
     def _complete(self, name: str, record: UnitRecord) -> bool:
-        failed = {ErrorCode(code) for code in record.totals.failures}
-        return (record.content == self.content and not record.transient and not failed & self.retry
+        return (record.content == self.content and not self._tries_again(record)
                 and all(exists(join(self.output, kind, name)) for kind in record.files))
+
+    def _tries_again(self, record: UnitRecord) -> bool:
+        """Whether the unit has failures that this run should try; those that it met itself it has tried."""
+        again = record.transient or record.totals.failures.keys() & self.retry
+        return record.run != self.run and bool(again)
 
     def kept(self, record: UnitRecord) -> RunTotals:
         """What a unit that stays as it is adds to the run's counts; as reused only if another run published it."""

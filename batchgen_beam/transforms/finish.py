@@ -16,13 +16,13 @@ from batchgen_beam.errors import PublishError
 from batchgen_beam.records import RowKey
 from batchgen_beam.storage.files import join, remove
 from batchgen_beam.storage.published import is_published, published_names, set_aside, stale_folder
-from batchgen_beam.storage.run_files import SUCCESS_FILE, finish_run, read_fingerprint, run_report
+from batchgen_beam.storage.run_files import SUCCESS_FILE, finish_run, read_fingerprint, run_report, write_pass
 from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.unit_records import read_record
 from batchgen_beam.storage.units import Placement
 from batchgen_beam.transforms.publish import UnitReport
 
-__all__ = ["CountRepeatedIds", "FinishRun", "check_totals"]
+__all__ = ["CountRepeatedIds", "FinishPass", "FinishRun", "check_totals"]
 
 IN_RUN = "in this run"
 FOUND = "found in the folder"
@@ -101,6 +101,36 @@ def check_own(output: str, content: str | None) -> None:
         raise PublishError(f"another run has begun in {output} under other content (print {other}, this run's is "
                            f"{content}): the answers there may be of either. Run the one that you want again, alone, "
                            "with --new-fingerprint, or give each its own --output")
+
+
+class WritePass(beam.DoFn):
+    """The one element of the sum, where the launcher finds it."""
+
+    def __init__(self, output: str, run: str, number: int) -> None:
+        self._output = output
+        self._run = run
+        self._number = number
+
+    def process(self, totals: RunTotals) -> Iterator[RunTotals]:
+        """The sum again, once it is stored."""
+        write_pass(self._output, self._run, self._number, totals)
+        yield totals
+
+
+class FinishPass(beam.PTransform):
+    """Collections of RunTotals -> the sum, once it is stored for the end of the run (`read_passes`)."""
+
+    def __init__(self, output: str, run: str, number: int) -> None:
+        super().__init__()
+        self._write = WritePass(output, run, number)
+
+    def expand(self, inputs: Sequence[beam.PCollection]) -> beam.PCollection:
+        """See the class."""
+        return (
+            inputs
+            | "AllTotals" >> beam.Flatten()
+            | "Sum" >> beam.CombineGlobally(SumTotals())
+            | "WritePass" >> beam.ParDo(self._write).with_output_types(RunTotals))
 
 
 class ListPublished(beam.DoFn):

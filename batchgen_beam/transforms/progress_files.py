@@ -20,14 +20,25 @@ from apache_beam.io.filesystem import BeamIOError
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.storage import files
 
-__all__ = ["ProgressSample", "ProgressWriter", "Readings", "progress_folder", "read_samples", "total"]
+__all__ = ["ProgressSample", "ProgressWriter", "Readings", "last_seen", "progress_folder", "read_samples", "total"]
 
 LOG = logging.getLogger(__name__)
+
+_FOLDER = "_progress"
 
 
 def progress_folder(output: str, run_id: str) -> str:
     """Where the processes of one run leave their samples."""
-    return files.join(output, "_progress", run_id)
+    return files.join(output, _FOLDER, run_id)
+
+
+def last_seen(output: str) -> dict[str, float]:
+    """When each run last wrote a sample, in seconds since the epoch."""
+    seen: dict[str, float] = {}
+    for file in files.list_stored(files.join(output, _FOLDER), "*/*.json"):
+        run = file.uri.rsplit("/", 2)[-2]
+        seen[run] = max(seen.get(run, 0.0), file.modified)
+    return seen
 
 
 def sum_stats(parts: Iterable[EngineStats]) -> EngineStats:
@@ -50,7 +61,8 @@ class ProgressSample:
 
     `reused` rows were done before this run; the other rows were answered or failed here.  Seconds count from the
     process's beginning.  `fill` is the mean share of the engine's slots in use; `pages_peak` is
-    the most KV pages in use whenever a row was finished.
+    the most KV pages in use whenever a row was finished.  `moves` are rows that left for another round: all were
+    computed again there, `kv` of them would have come along cheaper as pages.
     """
 
     process: str
@@ -59,6 +71,7 @@ class ProgressSample:
     answered: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     reused: int = 0
+    moves: dict[str, int] = field(default_factory=dict)
     engines: int = 0
     load_seconds: float = 0.0
     engine: EngineStats = field(default_factory=_idle)
@@ -71,6 +84,16 @@ class ProgressSample:
     def failed_rows(self) -> int:
         """Failed rows of every code."""
         return sum(self.failed.values())
+
+    @property
+    def computed(self) -> int:
+        """Rows that this run has answered or given up."""
+        return self.answered + self.failed_rows
+
+    @property
+    def done(self) -> int:
+        """Rows with an answer or a failure, whichever run found it."""
+        return self.computed + self.reused
 
     def to_json(self) -> bytes:
         """The content of a progress file."""
@@ -93,8 +116,10 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
     """All processes as one: sums, the mean fill over all steps, the longest time; deterministic only if all are."""
     parts = list(samples)
     failed: Counter[str] = Counter()
+    moves: Counter[str] = Counter()
     for part in parts:
         failed.update(part.failed)
+        moves.update(part.moves)
     engine = sum_stats(part.engine for part in parts)
     return ProgressSample(
         process="all",
@@ -103,6 +128,7 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
         answered=sum(part.answered for part in parts),
         failed=dict(failed),
         reused=sum(part.reused for part in parts),
+        moves=dict(moves),
         engines=sum(part.engines for part in parts),
         load_seconds=sum(part.load_seconds for part in parts),
         engine=engine,

@@ -37,7 +37,7 @@ def test_nothing_is_promised_that_is_not_known() -> None:
     """No time left without a row count, none at the end; before an engine is there, that is said."""
     assert "ETA" not in progress_line(_reading(None))
     assert "ETA" not in progress_line(_reading(33))
-    assert "loading the model" in progress_line(_reading(None, ProgressSample(process="p")))
+    assert "no model loaded" in progress_line(_reading(None, ProgressSample(process="p")))
 
 
 def test_speed_counts_from_the_moment_the_engine_could_work(tmp_path: Path) -> None:
@@ -66,6 +66,15 @@ def test_the_last_line_has_the_counts_of_the_report(tmp_path: Path) -> None:
         display.settle({"results": 37, "failures": {"INVALID_ROW": 3}})
     assert "40/40 rows" in stream.getvalue()
     assert "ETA" not in stream.getvalue()
+
+
+def test_rows_of_earlier_runs_count_as_done_but_not_as_speed(tmp_path: Path) -> None:
+    """33 rows in 10 seconds, and 300 that were there: the time left is that of the rest at the speed of computing."""
+    write_atomically(f"{tmp_path}/p.json", replace(SAMPLE, reused=300).to_json())
+    reading = ProgressDisplay(str(tmp_path), rows=399, interval=9, stream=io.StringIO()).reading()
+    assert (reading.tokens_per_second, reading.rows_per_second) == (90.0, 3.3)
+    assert progress_line(reading).startswith("333/399 rows, 300 from earlier runs, 90 tokens/s, running 7/8")
+    assert "ETA 20 s" in progress_line(reading)
 
 
 def test_a_timeline_is_short_whatever_the_readings() -> None:

@@ -84,7 +84,7 @@ def test_a_complete_unit_may_stay(output: Path, slices: int | None) -> None:
 def test_an_incomplete_unit_is_done_again(output: Path) -> None:
     """Other content, a code that is to be tried again, a transient failure, or a file that is gone."""
     def stays(**values: Any) -> bool:
-        return bool(records_of(output, **values).reusable(UNIT.shard, 0, 2))
+        return bool(records_of(output, **{"run": "run-2", **values}).reusable(UNIT.shard, 0, 2))
 
     assert stays()
     assert stays(retry=frozenset({ErrorCode.TEMPLATE_ERROR}))
@@ -95,6 +95,7 @@ def test_an_incomplete_unit_is_done_again(output: Path) -> None:
     (output / "failures" / NAME).touch()
     records_of(output).write(NAME, rows="rows", totals=TOTALS, transient=1)
     assert not stays()
+    assert stays(run="run-1", retry=frozenset(ErrorCode)), "the run that met the failures has tried"
 
 
 def test_only_units_of_earlier_runs_count_as_skipped(output: Path) -> None:
