@@ -20,12 +20,14 @@ class PageBudget:
     """Pages of each group on both tiers, the zero page included.
 
     `context_limit` (tokens) is what the model and the settings allow, `longest_row` what the device tier holds of it.
+    `token_bytes` is what the KV of one more token takes, while no window has dropped any.
     """
 
     device: dict[GroupKey, int]
     host: dict[GroupKey, int]
     context_limit: int
     longest_row: int
+    token_bytes: int
 
 
 def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
@@ -55,7 +57,8 @@ def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
     device = tier(settings.kv_memory)
     held = min((device[group] - 1 for group in row), default=pages_of(context))
     return PageBudget(device=device, host=tier(settings.kv_host_memory), context_limit=context,
-                      longest_row=min(context, held * PAGE_TOKENS))
+                      longest_row=min(context, held * PAGE_TOKENS),
+                      token_bytes=sum(page_bytes[group] for group in row) // PAGE_TOKENS)
 
 
 def _page_bytes(specs: Sequence[Sequence[CacheSpec]]) -> dict[GroupKey, int]:

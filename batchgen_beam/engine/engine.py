@@ -45,7 +45,7 @@ class Engine:
         """`OptionError` if the KV memory does not hold one page of each cache group.
 
         `context_limit` (tokens) is the model's or the settings', whichever is less; `longest_row` is the greatest
-        context that the pool holds.
+        context that the pool holds; `token_bytes` is the KV of a token.
         """
         if kernels.recompute != "prefill":
             raise ValueError(f"kernel set {kernels.name!r} makes lost pages again by {kernels.recompute!r}; "
@@ -54,6 +54,7 @@ class Engine:
         self.settings = settings
         self.context_limit = budget.context_limit
         self.longest_row = budget.longest_row
+        self.token_bytes = budget.token_bytes
         self._facts = facts
         self._vocabulary = model.vocab_size
         self._executor = Executor(model, kernels, budget)

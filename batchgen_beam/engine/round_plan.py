@@ -44,7 +44,8 @@ def plan_round(rows: Iterable[tuple[str, int]], lanes: int) -> dict[str, int]:
 
     The longest row goes first, to the lane that has least to do so far (Graham 1969, "LPT"); ties go to the least key
     and to the least lane.  So no lane has more to do than an even share and one row of its own.  A key that comes
-    several times is planned once, as its longest; the order of `rows` does not matter.
+    several times is planned once, as its longest; the order of `rows` does not matter.  The plan itself is in the order
+    in which a lane is best worked off, longest first.
     """
     longest: dict[str, int] = {}
     for key, remaining in rows:

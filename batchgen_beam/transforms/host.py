@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from apache_beam.utils.shared import Shared
 
+from batchgen_beam.engine.migration import Move, MoveCosts
 from batchgen_beam.records import Answer
 from batchgen_beam.settings import EngineSettings, GenerationDefaults, WorkerNeeds
 from batchgen_beam.text.prepare import Preparer
@@ -101,6 +102,19 @@ class EngineHost:
         """Make what was answered durable; a `FatalError` if that can't be done."""
         if self._recorder is not None:
             self._recorder.flush()
+
+    def cheaper_move(self, context: int) -> Move:
+        """How the KV of a row of `context` tokens would best follow the row that has left this engine.
+
+        The prefill speed is taken to be that of all tokens so far, decoded ones included: where decoding is slower,
+        the true crossover lies at a longer context.
+        """
+        stats = self.driver.stats()
+        tokens = stats.prefilled_tokens + stats.generated_tokens
+        if not tokens or not stats.busy_seconds:
+            return Move.RECOMPUTE
+        costs = MoveCosts(kv_bytes=self.loaded.token_bytes, prefill_speed=tokens / stats.busy_seconds)
+        return costs.cheaper(context)
 
     def suspend(self) -> None:
         """Stop stepping, and leave every row's state and answer behind; waiters get an `EngineError`."""
@@ -193,12 +207,17 @@ class ProcessHost:
         if self._engine is not None:
             self._pages_peak = max(self._pages_peak, self._engine.driver.stats().pages_used)
 
+    def judge_move(self, context: int) -> None:
+        """A row of `context` tokens has left for another round: count how its KV would best have come along."""
+        if self._engine is not None:
+            self.tally.move(self._engine.cheaper_move(context))
+
     def sample(self) -> ProgressSample:
         """What this process has done so far."""
         answered, failed = self.tally.read()
         mine = ProgressSample(process=self._name, elapsed_seconds=self._clock() - self._started,
                               last_row_seconds=self._last_row, answered=answered, failed=failed,
-                              reused=self.tally.reused)
+                              reused=self.tally.reused, moves=self.tally.moves)
         engine = self._engine
         if engine is None:
             return mine

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from apache_beam.metrics import Metrics
 
+from batchgen_beam.engine.migration import Move
 from batchgen_beam.errors import ErrorCode
 from batchgen_beam.records import Answer, Failure
 
@@ -50,6 +51,18 @@ class Tally:
         self._answered = 0
         self._failed: Counter[str] = Counter()
         self._reused = 0
+        self._moves: Counter[str] = Counter()
+
+    @property
+    def moves(self) -> dict[str, int]:
+        """Rows that left for another round, by the way in which their KV would have moved at least cost."""
+        with self._lock:
+            return dict(self._moves)
+
+    def move(self, cheaper: Move) -> None:
+        """One more row that left."""
+        with self._lock:
+            self._moves[cheaper.value] += 1
 
     @property
     def reused(self) -> int:
