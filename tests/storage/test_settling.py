@@ -19,6 +19,9 @@ POOL: tuple[Entry, ...] = (
     failure(1, ErrorCode.ENGINE_ERROR, poison=True), record(1, 2), record(1, 9), record(1, 9, numeric_print="other"),
     record(1, 0))
 
+ENTRIES = st.sampled_from([0, 4, 8]).flatmap(lambda first: st.lists(st.sampled_from(POOL[first:]), max_size=9))
+"""Of everything, without outcomes, and of continuations only."""
+
 
 def settled_bits(settled: Settled) -> list[str]:
     """Everything that is left, bit for bit."""
@@ -26,7 +29,7 @@ def settled_bits(settled: Settled) -> list[str]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(POOL), max_size=9), st.randoms(use_true_random=False))
+@given(ENTRIES, st.randoms(use_true_random=False))
 def test_order_and_copies_decide_nothing(entries: list[Entry], chance: random.Random) -> None:
     """Any order of any multiset settles alike, and settling what was settled changes nothing."""
     wanted = settled_bits(settle_entries(entries))
@@ -37,7 +40,7 @@ def test_order_and_copies_decide_nothing(entries: list[Entry], chance: random.Ra
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(POOL), max_size=8), st.lists(st.sampled_from(POOL), max_size=8))
+@given(ENTRIES, ENTRIES)
 def test_settling_in_steps_is_settling_at_once(one: list[Entry], two: list[Entry]) -> None:
     """A compaction may merge some parts now and others later; readers see the same."""
     in_steps = settle_entries([*settle_entries(one).entries, *two])
@@ -55,6 +58,7 @@ def test_the_precedence_under_every_order() -> None:
         outcome(1), outcome(1, choice_index=1))
     assert of(outcome(1, numeric_print="b"), outcome(1, 4, numeric_print="a")) == (outcome(1, 4, numeric_print="a"),)
     assert of(failure(1), failure(1, ErrorCode.GRAMMAR_ERROR), record(1, 9)) == (failure(1, ErrorCode.GRAMMAR_ERROR),)
+    assert len(of(record(1, 9), record(1, 9, numeric_print="other"), record(1, 9, attempts=1))) == 1
     assert of(record(1, 3), record(1, 4), failure(1, ErrorCode.CANCELLED), record(1, 0)) == (record(1, 4),)
     assert all(of(failure(1, code)) == () for code in TRANSIENT_CODES)
     assert of() == ()
