@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+AIRFLOW ?= $(VENV)-airflow
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 WHEELS := .cache/wheels
@@ -12,6 +13,7 @@ BOOT := .cache/bin/beam-boot
 DEMO_OUTPUT ?= out/demo
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+IMAGE_LOCK ?= run
 
 # uv reads its own settings only: a mirror that pip was told of in the environment is passed on.
 ifdef PIP_INDEX_URL
@@ -22,15 +24,17 @@ MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-flink lint types check wheel lock clean distclean setup model bench-setup
+.PHONY: help demo test test-long test-flink test-airflow lint types check wheel image lock clean distclean setup model bench-setup
 
 help:
 	@echo "make demo       answer the 60 example rows with a small real model"
 	@echo "make test       the tests, short form"
 	@echo "make test-long  the tests that take minutes"
 	@echo "make test-flink the tests on a real Flink cluster (half an hour; java, mvn and go are needed)"
+	@echo "make test-airflow  the Airflow example under the real Airflow"
 	@echo "make check      lint, types and tests"
 	@echo "make wheel      build dist/*.whl"
+	@echo "make image      build the worker image (IMAGE_LOCK=gcp or aws: with clients of gs:// or s3://)"
 	@echo "make lock       solve locks/*.txt again (UPGRADE=--upgrade for newer versions)"
 	@echo "make clean      remove what builds and tests left; make distclean also $(VENV) and .cache"
 
@@ -59,6 +63,11 @@ $(VENV)/.bench: $(VENV)/.run locks/bench.txt
 	$(UV) --require-hashes -r locks/bench.txt
 	@touch $@
 
+$(AIRFLOW)/.airflow: $(VENV)/.tools locks/airflow.txt
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(AIRFLOW)
+	$(BIN)/uv pip install --quiet --python $(AIRFLOW)/bin/python --require-hashes -r locks/airflow.txt
+	@touch $@
+
 setup: $(VENV)/.test
 
 bench-setup: $(VENV)/.bench
@@ -80,11 +89,14 @@ demo: $(VENV)/.run $(MODEL)
 	$(BIN)/batchgen-beam demo --model $(MODEL) --output $(DEMO_OUTPUT) $(DEMO_ARGS)
 
 test: $(VENV)/.test $(MODEL)
-	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long and not flink" $(PYTEST_ARGS)
+	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long and not flink and not airflow" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.test $(VENV)/.bench $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	$(BIN)/python -m benchmarks.memory_run --rows 200000 --folder out/memory --most-gb 2.5 --progress-interval=60
+
+test-airflow: $(VENV)/.test $(AIRFLOW)/.airflow
+	BATCHGEN_AIRFLOW_PYTHON="$(abspath $(AIRFLOW))/bin/python" $(BIN)/python -m pytest -m airflow $(PYTEST_ARGS)
 
 # --- a real Flink cluster ---------------------------------------------------------------------------------------------
 
@@ -123,6 +135,7 @@ $(BOOT): locks/run.txt | .flink-needs
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m vulture
+	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "no hadolint here: Dockerfile not linted"; fi
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy
@@ -132,6 +145,11 @@ check: lint types test
 wheel: $(VENV)/.tools
 	rm -rf build
 	$(BIN)/uv build --quiet --offline --no-build-isolation --python $(BIN)/python --wheel --out-dir dist .
+
+# Docker is needed, and a registry for the base images.  The image has the Python of $(VENV).
+image:
+	docker build --build-arg PYTHON=$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
+	  --build-arg LOCK=$(IMAGE_LOCK) --tag batchgen-beam .
 
 # --- locks ------------------------------------------------------------------------------------------------------------
 
@@ -145,10 +163,13 @@ lock: $(VENV)/.tools
 	$(SOLVE) pyproject.toml -c locks/tools.txt -o locks/run.txt
 	$(SOLVE) pyproject.toml -c locks/run.txt --extra test -o locks/test.txt
 	$(SOLVE) pyproject.toml -c locks/run.txt --extra bench -o locks/bench.txt
+	$(SOLVE) pyproject.toml -c locks/run.txt --extra gcp -o locks/gcp.txt
+	$(SOLVE) pyproject.toml -c locks/run.txt --extra aws -o locks/aws.txt
+	$(SOLVE) locks/airflow.in -o locks/airflow.txt
 
 clean:
 	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .cache
+	rm -rf $(VENV) $(AIRFLOW) .cache

@@ -28,13 +28,16 @@ def gguf_path() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the demo model are skipped, with the remedy, where it was not fetched."""
-    if gguf_path().is_file():
-        return
-    skip = pytest.mark.skip(reason=f"no demo model at {gguf_path()}: run `make model`")
+    """Tests of what was not fetched are skipped, with the remedy: the demo model, the Airflow environment."""
+    missing = {}
+    if not gguf_path().is_file():
+        missing["smollm2"] = pytest.mark.skip(reason=f"no demo model at {gguf_path()}: run `make model`")
+    if "BATCHGEN_AIRFLOW_PYTHON" not in os.environ:
+        missing["airflow"] = pytest.mark.skip(reason="no Airflow environment: run `make test-airflow`")
     for item in items:
-        if item.get_closest_marker("smollm2"):
-            item.add_marker(skip)
+        for mark, skip in missing.items():
+            if item.get_closest_marker(mark):
+                item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True)

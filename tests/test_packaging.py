@@ -17,7 +17,8 @@ import pytest
 
 from tests.package_sources import PACKAGE, ROOT, source_files
 
-LOCKS = ("run", "test", "bench", "tools", "demo-model")
+LOCKS = ("run", "test", "bench", "gcp", "aws", "airflow", "tools", "demo-model")
+EXTRAS = ("test", "bench", "gcp", "aws")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", re.M)
 BINARY = {".parquet"}
 
@@ -96,9 +97,9 @@ def test_every_requirement_is_pinned_with_hashes_and_without_addresses(name: str
     assert loose == []
 
 
-@pytest.mark.parametrize("name", ["test", "bench"])
+@pytest.mark.parametrize("name", EXTRAS)
 def test_tests_and_benchmarks_run_with_the_versions_that_users_get(name: str) -> None:
-    """The test and benchmark locks hold every version of the run lock."""
+    """The lock of each extra holds every version of the run lock."""
     assert pins("run") <= pins(name)
 
 
@@ -106,7 +107,8 @@ def test_every_declared_dependency_is_locked() -> None:
     """pyproject.toml and the locks name the same direct dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = {"run": project["dependencies"], "test": extras["test"], "bench": extras["bench"]}
+    assert tuple(extras) == EXTRAS
+    declared = {"run": project["dependencies"], **extras}
     for lock, requirements in declared.items():
         locked = {name.lower().replace("_", "-") for name, _ in pins(lock)}
         wanted = {re.split(r"[<>=!~\[; ]", line)[0].lower().replace("_", "-") for line in requirements}
