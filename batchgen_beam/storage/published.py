@@ -55,12 +55,8 @@ class PublishedUnit:
 
 
 def publish_unit(output: str, published: PublishedUnit) -> None:
-    """Write the unit's files; one that would have no rows is removed where an earlier run left it.
-
-    The unit's record goes first: while the files are of two runs, none is complete.
-    """
+    """Write the unit's files; one that would have no rows is removed where an earlier run left it."""
     name = published_name(published.unit)
-    forget_record(output, name)
     for folder, table in ((RESULTS, results_table(published)), (FAILURES, failures_table(published))):
         path = join(output, folder, name)
         if table.num_rows:

@@ -133,9 +133,25 @@ class UnitRecords:
             return record.totals
         return replace(record.totals, skipped_units=1, skipped_rows=record.totals.rows)
 
-    def write(self, name: str, *, rows: str, totals: RunTotals, transient: int) -> None:
-        """Record a unit whose files stand; `rows` is the digest of its rows."""
+    def record(self, *, rows: str, totals: RunTotals, transient: int) -> UnitRecord:
+        """The record of a unit that this run publishes; `rows` is the digest of its rows."""
         files = tuple(kind for kind, count in ((RESULTS, totals.results), (FAILURES, totals.failed)) if count)
-        record = UnitRecord(digest=self.digest(rows), content=self.content, run=self.run, totals=totals,
-                            transient=transient, files=files)
+        return UnitRecord(digest=self.digest(rows), content=self.content, run=self.run, totals=totals,
+                          transient=transient, files=files)
+
+    def stands(self, name: str, record: UnitRecord) -> bool:
+        """Whether the same was published already: by another run, or an earlier attempt of this one.
+
+        If not, what is recorded goes where it says otherwise: while files are of two runs, none is complete.
+        """
+        found = read_record(self.output, name)
+        if found is None:
+            return False
+        if replace(found, run=self.run) != record:
+            forget_record(self.output, name)
+            return False
+        return self._complete(name, found)
+
+    def write(self, name: str, record: UnitRecord) -> None:
+        """Record a unit whose files stand."""
         write_atomically(_path(self.output, name), record.to_json())

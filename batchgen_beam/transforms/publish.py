@@ -65,7 +65,7 @@ def _quoted(name: str) -> str:
 
 
 class PublishUnit(beam.DoFn):
-    """One unit: prove the order, write the files, count, write the record."""
+    """One unit: prove the order, count, write the files, then the record."""
 
     def __init__(self, records: UnitRecords) -> None:
         self._records = records
@@ -80,10 +80,12 @@ class PublishUnit(beam.DoFn):
             raise PublishError(f"unit {text}: it has answers, but no input: {placed[0].key.uuid!r} and "
                                f"{len(placed) - 1} more")
         ordered = restore_order(manifest, placed)
-        publish_unit(self._records.output, PublishedUnit(unit=manifest.unit, model=self._records.model, placed=ordered,
-                                                         kept=manifest.kept))
         name, totals = published_name(manifest.unit), RunTotals.of_unit(len(manifest.keys), ordered)
-        self._records.write(name, rows=manifest.digest, totals=totals, transient=_transient(ordered))
+        record = self._records.record(rows=manifest.digest, totals=totals, transient=_transient(ordered))
+        if not self._records.stands(name, record):
+            publish_unit(self._records.output, PublishedUnit(unit=manifest.unit, model=self._records.model,
+                                                             placed=ordered, kept=manifest.kept))
+            self._records.write(name, record)
         yield name, totals
 
 

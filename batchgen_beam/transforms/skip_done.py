@@ -85,7 +85,10 @@ class ReadPart(beam.DoFn):
         """`wanted` is what `GatherHashes` gives."""
         problem = None
         for low, high in _pieces(part):
-            reading = self._journal.entries(part, low=low, high=high, only=_within(wanted, low, high))
+            here = _within(wanted, low, high)
+            if not len(here):
+                continue
+            reading = self._journal.entries(part, low=low, high=high, only=here)
             problem = problem or reading.problem
             for reason in reading.ignored:
                 LOG.warning("a continuation in %s is ignored: %s", part.path, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from batchgen_beam.errors import InputError, OptionError
 from batchgen_beam.records import OutputUnit
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.inputs import plan_input
+from batchgen_beam.storage.inputs import LINE_BYTES, plan_input, split_plan
 from batchgen_beam.storage.kept_columns import kept_types
 from batchgen_beam.storage.units import Manifest, check_distinct_paths, published_name, unit_text
 from tests.support.storing import read_all, write_lines, write_table
@@ -35,6 +36,30 @@ def test_files_are_sorted_and_counted(tmp_path: Path) -> None:
     assert plan.rows == 6
     write_lines(tmp_path / "c.jsonl", [])
     assert plan_input([f"{tmp_path}/*"], InputColumns()).rows is None
+
+
+def test_a_plan_is_split_by_row_groups_in_order(tmp_path: Path) -> None:
+    """Parts have at most so many rows, except for a row group that has more; together they are the plan."""
+    write_table(tmp_path / "a.parquet", prompts(25), row_group_size=10)
+    write_table(tmp_path / "b.parquet", prompts(30), row_group_size=30)
+    write_table(tmp_path / "c.parquet", prompts(4))
+    plan = plan_input([f"{tmp_path}/*"], InputColumns())
+    parts = split_plan(plan, 20)
+    assert [part.rows for part in parts] == [20, 5, 30, 4]
+    tasks = [task for file in plan.files for task in file.tasks()]
+    assert [[task for file in part.files for task in file.tasks()] for part in parts] == [
+        tasks[:2], tasks[2:3], tasks[3:4], tasks[4:]]
+    assert split_plan(plan, 1000) == [plan]
+    assert split_plan(replace(plan, files=()), 10) == []
+
+
+def test_lines_that_nobody_has_counted_are_split_by_bytes(tmp_path: Path) -> None:
+    """A file is never split; how many rows it has is taken from its size."""
+    for name in "abc":
+        write_lines(tmp_path / f"{name}.jsonl", [{"prompt": "x" * LINE_BYTES}] * 10)
+    parts = split_plan(plan_input([f"{tmp_path}/*"], InputColumns()), 25)
+    assert [[file.uri[-7:] for file in part.files] for part in parts] == [["a.jsonl", "b.jsonl"], ["c.jsonl"]]
+    assert [part.rows for part in split_plan(plan_input([f"{tmp_path}/*"], InputColumns(), limit=15), 12)] == [10, 5]
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -38,6 +38,16 @@ def records_of(output: Path, **values: Any) -> UnitRecords:
     return UnitRecords(**{"output": str(output), "content": "c", "model": "m", "run": "run-1", **values})
 
 
+def record_of(output: Path, *, totals: RunTotals = TOTALS, transient: int = 0, **values: Any) -> UnitRecord:
+    """The record of the unit, by one run."""
+    return records_of(output, **values).record(rows="rows", totals=totals, transient=transient)
+
+
+def write(output: Path, **values: Any) -> None:
+    """Record the unit."""
+    records_of(output).write(NAME, record_of(output, **values))
+
+
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """An output folder with the files of one unit, and its record."""
@@ -45,7 +55,7 @@ def output(tmp_path: Path) -> Path:
         path = tmp_path / kind / NAME
         path.parent.mkdir(parents=True)
         path.touch()
-    records_of(tmp_path).write(NAME, rows="rows", totals=TOTALS, transient=0)
+    write(tmp_path)
     return tmp_path
 
 
@@ -93,9 +103,29 @@ def test_an_incomplete_unit_is_done_again(output: Path) -> None:
     (output / "failures" / NAME).unlink()
     assert not stays()
     (output / "failures" / NAME).touch()
-    records_of(output).write(NAME, rows="rows", totals=TOTALS, transient=1)
+    write(output, transient=1)
     assert not stays()
     assert stays(run="run-1", retry=frozenset(ErrorCode)), "the run that met the failures has tried"
+
+
+def test_what_another_run_has_published_stands(output: Path) -> None:
+    """The same answers to the same rows are not written twice, and their record is there all the time."""
+    records = records_of(output, run="run-2")
+    assert records.stands(NAME, record_of(output, run="run-2"))
+    (output / "results" / NAME).unlink()
+    assert not records.stands(NAME, record_of(output, run="run-2"))
+    assert recorded_names(str(output)) == [NAME]
+    (output / "results" / NAME).touch()
+    write(output, transient=1)
+    assert not records.stands(NAME, record_of(output, run="run-2", transient=1)), "it was tried again"
+    assert recorded_names(str(output)) == [NAME]
+
+
+def test_a_record_that_says_otherwise_goes_before_the_files(output: Path) -> None:
+    """Killed while a unit's files are replaced, a run leaves none that counts as complete."""
+    better = replace(TOTALS, results=5, failures={})
+    assert not records_of(output).stands(NAME, record_of(output, totals=better))
+    assert recorded_names(str(output)) == []
 
 
 def test_only_units_of_earlier_runs_count_as_skipped(output: Path) -> None:

@@ -154,6 +154,15 @@ def test_lines_are_skipped_by_what_was_published(tmp_path: Path) -> None:
     assert again(tmp_path) == [f"l{index}" for index in range(8, 14)]
 
 
+def test_what_another_run_published_meanwhile_is_left(inputs: Path) -> None:
+    """A run that has read all rows, and finds their units published when it comes to that, leaves them as they are."""
+    run(inputs, 1)
+    before = times(inputs)
+    counts = run(inputs, 2, reuse=False)
+    assert times(inputs) == before
+    assert (counts["results"], counts["skipped_units"]) == (20, 0)
+
+
 def test_a_unit_that_leaves_the_input_loses_its_record(inputs: Path) -> None:
     """Its files are set aside; when the input comes back, the unit is published anew."""
     run(inputs, 1)
