@@ -19,12 +19,12 @@ from batchgen_beam.storage.totals import RunTotals
 from batchgen_beam.storage.unit_records import UnitRecords
 from batchgen_beam.transforms.compact import CompactJournal
 from batchgen_beam.transforms.finish import CountRepeatedIds, FinishPass, FinishRun
-from batchgen_beam.transforms.generate import Generate, Round
 from batchgen_beam.transforms.host import HostHandle
 from batchgen_beam.transforms.lanes import ToLanes
 from batchgen_beam.transforms.prepare import Prepare
 from batchgen_beam.transforms.publish import Publish
 from batchgen_beam.transforms.read import ReadOutputs, ReadShards, Reuse
+from batchgen_beam.transforms.rounds import GenerateRounds
 from batchgen_beam.transforms.route import RouteToUnits
 from batchgen_beam.transforms.skip_done import SkipDone
 
@@ -37,6 +37,7 @@ class JobSpec:
 
     `facts` go into the run's report; `content` is the digest of its content print; `clock` gives seconds since the
     epoch.  `parts` are those of the journal that the graph looks into; failures of the codes `retry` are tried again.
+    Rows run in `rounds` rounds, the first over `lanes` lanes, the others over one for each of the runner's `slots`.
     Parts of ended runs are merged once they are `compact_seconds` old.
     """
 
@@ -46,6 +47,8 @@ class JobSpec:
     run: str
     model: str
     lanes: int
+    rounds: int
+    slots: int
     handle: HostHandle
     facts: Mapping[str, object]
     content: str
@@ -97,8 +100,9 @@ def _answer(pipeline: beam.Pipeline, job: JobSpec, *, counted: bool) -> _Answere
     prepared = done.rows | "Prepare" >> Prepare(job.handle)
     engine_rows = (prepared.prompts, *done.resumed) | "EngineRows" >> beam.Flatten()
     chunks = engine_rows | "ToLanes" >> ToLanes(job.lanes)
-    generated = chunks | "Generate" >> Generate(job.handle, Round(hashed=job.lanes))
-    keyed = (read.placements, prepared.failures, generated.answers, *done.answers)
+    rounds = GenerateRounds(job.handle, lanes=job.lanes, slots=job.slots, rounds=job.rounds)
+    generated = chunks | "Generate" >> rounds
+    keyed = (read.placements, prepared.failures, generated, *done.answers)
     routed = keyed | "RouteToUnits" >> RouteToUnits(rows=job.plan.rows)
     published = (read.manifests, routed.placed) | "Publish" >> Publish(records)
     units = (published, read.skipped) | "Units" >> beam.Flatten()

@@ -25,6 +25,7 @@ from batchgen_beam.transforms.lanes import lane_count
 from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
 from batchgen_beam.transforms.model_store import EVERYWHERE, IN_IMAGE, is_on_a_store, local_path
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print
+from batchgen_beam.transforms.rounds import check_rounds
 from batchgen_beam.weights.checkpoint import check_checkpoint
 
 __all__ = ["CheckedRun", "check_run"]
@@ -48,6 +49,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     """
     _check_place(request.output)
     _check_reach(request.model, runner)
+    check_rounds(request.rounds)
     plan = plan_input(request.inputs, request.columns, output=request.output, limit=request.limit)
     lanes = lane_count(request.lanes, slots=runner.slots, rows=plan.rows, capacity=request.engine.max_rows)
     source = ModelSource(model=request.model, model_cache=request.model_cache, template=_template(request),

@@ -137,10 +137,12 @@ def _job(request: RunRequest, runner: RunnerFacts, checked: CheckedRun, handle: 
         "content_print": {"digest": checked.fingerprint.digest, **dict(checked.fingerprint.facts)},
         "runner": runner.name,
         "lanes": checked.lanes,
+        "rounds": request.rounds,
         "not_applied": list(checked.not_applied),
     }
     return JobSpec(plan=checked.plan, columns=request.columns, output=request.output, run=place.run,
-                   model=_model_name(request.model), lanes=checked.lanes, handle=handle, facts=facts,
+                   model=_model_name(request.model), lanes=checked.lanes, rounds=request.rounds,
+                   slots=runner.slots, handle=handle, facts=facts,
                    content=checked.fingerprint.digest, clock=time.time, journal=place.journal, parts=parts,
                    retry=request.retry, compact_seconds=request.journal.compact_seconds)
 

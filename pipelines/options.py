@@ -161,6 +161,8 @@ OPTIONS = (
            "HINT"),
     Option("--worker-ram", parse_size, "memory that each worker that generates needs", "SIZE", 0),
     Option("--lanes", _integer, "streams of rows; 0: 4 for each worker slot, fewer for small inputs", "N", 0),
+    Option("--rounds", _integer, "rounds of a run: what is left of each one's long tail is spread anew for the next; "
+           "1: rows never move", "N", 1),
     Option("--limit", _integer, "read only the first N rows", "N"),
     Option("--allow-failures", None, "exit 0 although rows failed"),
     Option("--retry-failed", _codes, "try failed rows of earlier runs again: those of the codes, without a value all",

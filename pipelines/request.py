@@ -38,6 +38,7 @@ class RunRequest:
     defaults: GenerationDefaults
     columns: InputColumns
     lanes: int
+    rounds: int
     limit: int | None
     retry: frozenset[ErrorCode]
     new_fingerprint: bool
@@ -63,7 +64,7 @@ class RunRequest:
             inputs=tuple(options.input), output=options.output, model=options.model, model_cache=options.model_cache,
             model_facts=options.model_facts, chat_template=options.chat_template, engine=_engine(options),
             eos_ids=options.eos_ids, defaults=_defaults(options), columns=_columns(options), lanes=options.lanes,
-            limit=options.limit, retry=frozenset(options.retry_failed),
+            rounds=options.rounds, limit=options.limit, retry=frozenset(options.retry_failed),
             new_fingerprint=options.new_fingerprint, progress_interval=options.progress_interval,
             needs=WorkerNeeds(accelerator=options.accelerator, ram=options.worker_ram),
             journal=JournalSettings(flush_seconds=options.flush_interval, compact_seconds=options.compact_after,

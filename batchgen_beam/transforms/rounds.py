@@ -37,11 +37,10 @@ Place = tuple[int, int]
 """A row's lane, and its rank in the plan."""
 
 
-def check_rounds(rounds: int) -> int:
-    """The number of rounds of a run, or an `OptionError`."""
+def check_rounds(rounds: int) -> None:
+    """`OptionError` for a number of rounds that no run can have."""
     if not 1 <= rounds <= MAX_ROUNDS:
         raise OptionError(f"--rounds={rounds}: between 1 and {MAX_ROUNDS} rounds are supported")
-    return rounds
 
 
 class ExpectLength(beam.DoFn):
@@ -124,7 +123,7 @@ class GenerateRounds(beam.PTransform):
         self._handle = handle
         self._lanes = lanes
         self._later_lanes = min(lanes, slots)
-        self._rounds = check_rounds(rounds)
+        self._rounds = rounds
 
     def expand(self, chunks: beam.PCollection) -> beam.PCollection:
         """See the class."""

@@ -16,8 +16,8 @@ FLAGS = [
     "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context",
     "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--eos-ids", "--id-column",
     "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns",
-    "--accelerator", "--worker-ram", "--lanes", "--limit", "--allow-failures", "--retry-failed", "--new-fingerprint",
-    "--flush-interval", "--checkpoint-interval", "--compact-after", "--progress-interval",
+    "--accelerator", "--worker-ram", "--lanes", "--rounds", "--limit", "--allow-failures", "--retry-failed",
+    "--new-fingerprint", "--flush-interval", "--checkpoint-interval", "--compact-after", "--progress-interval",
 ]
 
 METRICS = [

@@ -111,6 +111,20 @@ def test_two_processes_give_the_bits_of_one(model: Path, tmp_path: Path) -> None
     assert 1 <= engine_figures(two)["engines"] <= 2
 
 
+def test_rounds_give_the_bits_of_one(tmp_path: Path) -> None:
+    """Rows that leave their lanes twice and go on in others are published as if they had not; the report says so."""
+    write_rows(tmp_path / "a.parquet", questions(40), row_group_size=10)
+    one, three = tmp_path / "one", tmp_path / "three"
+    endless = write_fake_folder(tmp_path / "endless", eos_every=0)
+    more = ("--max-tokens=300", "--max-rows=100")
+    assert main(run_flags(tmp_path / "a.parquet", one, endless, *more)) == OK
+    assert main(run_flags(tmp_path / "a.parquet", three, endless, *more, "--rounds=3", "--lanes=4")) == OK
+    assert timeless(published(three)) == timeless(published(one))
+    assert (report(one)["rounds"], report(three)["rounds"]) == (1, 3)
+    assert engine_figures(one)["moves"] == {}
+    assert sum(engine_figures(three)["moves"].values()) == engine_figures(three)["resumed_rows"] > 0
+
+
 def test_limit_reads_the_first_rows(model: Path, tmp_path: Path) -> None:
     """Files by name, rows in order."""
     write_rows(tmp_path / "in" / "a.parquet", questions(5))
@@ -141,6 +155,7 @@ def test_json_lines_are_read_too(model: Path, tmp_path: Path) -> None:
     (["--keep-columns=colour"], r"'colour'"),
     (["--temperature=9"], r"temperature must be a number in \[0, 2\], got 9"),
     (["--lanes=5000"], r"--lanes=5000"),
+    (["--rounds=9"], r"--rounds=9: between 1 and 4 rounds"),
     (["--limit=0"], r"--limit must be at least 1"),
     (["--prompt-column=question"], r"'question'"),
     (["--chat-template=/nowhere.jinja"], r"/nowhere\.jinja"),

@@ -45,8 +45,8 @@ def bits(answer: Answer) -> Bits:
 
 
 def rows(number: int) -> list[Prompt]:
-    """Greedy and sampled rows in turn, of 1 to 200 tokens; the long ones are in no order."""
-    lengths = random.Random(5).choices((2, 5, 12, 30, 90, 200), (8, 8, 4, 2, 1, 1), k=number)
+    """Greedy and sampled rows in turn, of 2 to 300 tokens; the long ones are in no order."""
+    lengths = random.Random(5).choices((2, 5, 12, 30, 90, 300), (8, 8, 4, 2, 1, 1), k=number)
     return [make_prompt(index, max_tokens=length, temperature=index % 2 * 0.9, seed=index)
             for index, length in enumerate(lengths)]
 
