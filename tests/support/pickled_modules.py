@@ -26,6 +26,9 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 
+COMBINES = (common_urns.composites.COMBINE_PER_KEY.urn, common_urns.composites.COMBINE_GLOBALLY.urn,
+            common_urns.combine_components.COMBINE_GROUPED_VALUES.urn)
+
 
 class Stray(beam.DoFn):
     """A step that lives in the started script."""
@@ -62,14 +65,16 @@ def is_ours(file: str | None) -> bool:
 
 
 def pickles(pipeline: beam.Pipeline) -> list[bytes]:
-    """Every pickled DoFn and coder of the graph."""
+    """Every pickled DoFn, combiner and coder of the graph."""
     components = pipeline.to_runner_api().components
-    steps = (transform.spec for transform in components.transforms.values())
+    steps = [transform.spec for transform in components.transforms.values()]
     functions = [beam_runner_api_pb2.ParDoPayload.FromString(spec.payload).do_fn
                  for spec in steps if spec.urn == common_urns.primitives.PAR_DO.urn]
+    combiners = [beam_runner_api_pb2.CombinePayload.FromString(spec.payload).combine_fn
+                 for spec in steps if spec.urn in COMBINES]
     coders = [coder.spec for coder in components.coders.values()]
-    pickled = (python_urns.PICKLED_DOFN_INFO, python_urns.PICKLED_CODER)
-    return [spec.payload for spec in (*functions, *coders) if spec.urn in pickled]
+    pickled = (python_urns.PICKLED_DOFN_INFO, python_urns.PICKLED_CODER, python_urns.PICKLED_COMBINE_FN)
+    return [spec.payload for spec in (*functions, *combiners, *coders) if spec.urn in pickled]
 
 
 class Started(BaseException):
