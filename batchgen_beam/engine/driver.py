@@ -26,6 +26,11 @@ __all__ = ["Driver", "ForgetfulRecorder", "Recorder"]
 QUEUE_FACTOR = 2
 """Rows that may wait for a slot, as a multiple of the slots; more is congestion."""
 
+SLOW_SECONDS = 0.05
+AHEAD_SHARE, AHEAD_SHARE_SLOW = 32, 4
+"""So small a part of the slots may wait inside the engine, so that the recorder is told of several rows at once; the
+greater part where telling it took `SLOW_SECONDS`.  A row that waits counts as one that may have killed its process."""
+
 CHECKPOINT_LOOKS = 4
 """So often within a checkpoint interval the engine is asked which rows are due."""
 
@@ -93,6 +98,7 @@ class Driver:
         self._error: BaseException | None = None
         self._closing = False
         self._suspending = False
+        self._ahead = 0
         self._fed = (0, 0)
         self._lanes_peak = 0
         self._stats = engine.stats()
@@ -248,11 +254,18 @@ class Driver:
             self._let_go()
             rows = self._admissible()
         if rows:
-            self._inside.update((row.key.text, row) for row in rows)
-            self._recorder.entering(self._inside.values())
-            for row in rows:
-                self._engine.submit(row)
+            self._enter(rows)
         return True
+
+    def _enter(self, rows: Sequence[EngineRow]) -> None:
+        """Give rows to the engine, once the recorder knows."""
+        self._inside.update((row.key.text, row) for row in rows)
+        started = self._clock()
+        self._recorder.entering(self._inside.values())
+        slow = self._clock() - started > SLOW_SECONDS
+        self._ahead = self._stats.capacity // (AHEAD_SHARE_SLOW if slow else AHEAD_SHARE)
+        for row in rows:
+            self._engine.submit(row)
 
     def _let_go(self) -> None:
         """Serve those who wait in `suspend`."""
@@ -278,14 +291,15 @@ class Driver:
         return records
 
     def _admissible(self) -> list[EngineRow]:
-        """What enters the engine now: all rows that may have company, or a single one that may not."""
+        """What enters the engine now: rows that may have company and find a slot soon, or one that may not."""
         rows: list[EngineRow] = []
-        while self._inbox:
+        free = self._stats.capacity - len(self._inside)
+        while self._inbox and free >= 0 and len(rows) < free + self._ahead:
             row = self._inbox.popleft()
             (self._lonely if self._recorder.alone(row) else rows).append(row)
         if not rows and not self._inside and self._lonely:
             return [self._lonely.popleft()]
-        alone = any(map(self._recorder.alone, self._inside.values()))
+        alone = bool(rows) and any(map(self._recorder.alone, self._inside.values()))
         if alone:
             self._inbox.extendleft(reversed(rows))
         return [] if alone else rows

@@ -160,6 +160,31 @@ def test_the_recorder_hears_of_every_row_and_answer() -> None:
     assert frozenset().union(*notes.inside) == answers.keys()
 
 
+def test_rows_that_wait_for_a_slot_are_not_inside() -> None:
+    """A process that dies is told against the rows that it may have run, not against all that it was given."""
+    rows = [prompt(f"{i}", 4, max_tokens=1 + i % 5) for i in range(40)]
+    notes = Notes()
+    with driver(engine(max_rows=4), notes) as rig:
+        rig.open_lane("lane", rows)
+        assert len(drain(rig, "lane")) == 40
+    assert max(map(len, notes.inside)) == 4
+    assert frozenset().union(*notes.inside) == {row.key.uuid for row in rows}
+
+
+def test_a_slow_recorder_is_told_of_several_rows_at_once() -> None:
+    """A quarter of the slots may then wait in the engine, and no slot is empty while a row is there."""
+    ticks = iter(range(1_000_000))
+    rows = [prompt(f"{i}", 4, max_tokens=1 + i % 5) for i in range(60)]
+    quick, slow = Notes(), Notes()
+    for notes, clock in ((quick, lambda: 0.0), (slow, lambda: float(next(ticks)))):
+        rig = Driver(engine(max_rows=8), notes, clock=clock)
+        rig.open_lane("lane", rows)
+        assert len(drain(rig, "lane")) == 60
+        rig.close(timeout=20)
+    assert max(map(len, slow.inside)) == 10
+    assert len(slow.inside) < len(quick.inside)
+
+
 def test_a_lane_suspended_leaves_the_others(undisturbed: dict[str, tuple[object, ...]]) -> None:
     """The rows of a suspended lane leave as records or were answered, none twice; those of other lanes go on."""
     notes = Notes()
