@@ -31,27 +31,35 @@ class LaneReplays:
         self._range = low, high
         self._known = set(place.known)
         self._index: list[tuple[Part, Hashes]] = []
+        self._all: Hashes = np.empty(0, np.uint64)
 
     def refresh(self) -> None:
         """Index the parts that have appeared."""
-        for part in self._journal.parts():
-            if part.path not in self._known:
-                self._known.add(part.path)
-                hashes = self._journal.hashes(part, *self._range)
-                if len(hashes):
-                    self._index.append((part, hashes))
+        fresh = [part for part in self._journal.parts() if part.path not in self._known]
+        self._known.update(part.path for part in fresh)
+        found = [(part, self._journal.hashes(part, *self._range)) for part in fresh]
+        self._index += [(part, hashes) for part, hashes in found if len(hashes)]
+        if found:
+            self._all = np.unique(np.concatenate([self._all, *(hashes for _, hashes in found)]))
 
     def find(self, rows: Sequence[EngineRow]) -> dict[str, Settled]:
         """What the journal says about these rows, by row key text; rows that it does not know are left out."""
-        if not self._index:
+        wanted = _found(np.unique(np.array([row.key.hash64 for row in rows], np.uint64)), self._all)
+        if not len(wanted):
             return {}
         texts = {row.key.text for row in rows}
-        wanted = np.array(sorted(row.key.hash64 for row in rows), np.uint64)
         found: dict[str, list[Entry]] = defaultdict(list)
         for part, hashes in self._index:
-            here = np.intersect1d(wanted, hashes)
+            here = _found(wanted, hashes)
             if len(here):
                 low, high = int(here[0]), int(here[-1]) + 1
                 for entry in self._journal.entries(part, low=low, high=high, only=here).entries:
                     found[entry.key.text].append(entry)
         return {text: settle_entries(found[text], retry=self._retry) for text in texts & found.keys()}
+
+
+def _found(wanted: Hashes, ascending: Hashes) -> Hashes:
+    """Those of `wanted` that are in a much longer ascending array, in order."""
+    places = np.searchsorted(ascending, wanted)
+    inside = places < len(ascending)
+    return wanted[inside][ascending[places[inside]] == wanted[inside]]
