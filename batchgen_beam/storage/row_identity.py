@@ -67,9 +67,12 @@ class RowsDigest:
         self._sha = hashlib.sha256()
 
     def add(self, row: int, key: str, kept: Sequence[object]) -> None:
-        """The next row."""
-        for part in _encode((row, key, kept)):
-            self._sha.update(part)
+        """The next row; every row has as many kept values."""
+        text = key.encode("utf-8", "surrogatepass")
+        self._sha.update(b"%d,%d:%s" % (row, len(text), text))
+        for value in kept:
+            for part in _encode(value):
+                self._sha.update(part)
 
     def hexdigest(self, kept: str) -> str:
         """64 hex digits; `kept` says how the kept columns are named and typed."""
