@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import SetupOptions
+from apache_beam.runners.runner import PipelineResult
 
 from batchgen_beam.pipelines.build import JobSpec, build_job, build_pass
 from batchgen_beam.pipelines.checks import CheckedRun, check_run
@@ -93,8 +94,8 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     job = _job(request, runner, checked, handle, place, parts, now)
     plans = split_plan(job.plan, PASS_ROWS) if runner.name == LOCAL else []
     if len(plans) > 1:
-        streams.note(f"the input is done in {len(plans)} passes of about {PASS_ROWS} rows, which the local runner holds "
-                     "in memory, then looked through once more")
+        streams.note(f"the input is done in {len(plans)} passes of about {PASS_ROWS} rows, which the local runner "
+                     "holds in memory, then looked through once more")
     display = ProgressDisplay(progress_folder(request.output, run), rows=job.plan.rows,
                               interval=request.progress_interval, stream=streams.err)
     try:
@@ -174,11 +175,20 @@ def _run(options: BatchgenOptions, build: Callable[[beam.Pipeline], beam.PCollec
     try:
         pipeline = beam.Pipeline(options=options)
         build(pipeline)
-        pipeline.run().wait_until_finish()
+        _wait(pipeline.run())
     except RuntimeError as error:
         mistake = user_error_in(error)
         if mistake is not None:
             raise mistake from error
+        raise
+
+
+def _wait(result: PipelineResult) -> None:
+    """To the end of the job.  An interrupt ends the job too: left alone, a remote one would keep its workers."""
+    try:
+        result.wait_until_finish()
+    except KeyboardInterrupt:
+        result.cancel()
         raise
 
 
