@@ -1,15 +1,17 @@
 """An Airflow DAG that answers each day's new prompts: the same command every day, on an input that grows.
 
 The command computes what is new or was edited and leaves published units alone, so the task has nothing to remember,
-and a retry, a backfill or a second run costs only what is missing.  Copy this file into the DAGs folder; the worker
-needs the command `batchgen-beam` on its PATH.  Airflow Variables say where things are: `batchgen_input` (a pattern that
-holds all days), `batchgen_output`, `batchgen_model`, and `batchgen_flags` (more flags, optional).
+and a retry, a backfill or a second run costs only what is missing.  Copy this file into the DAGs folder.  Airflow's
+Variables say where things are: `batchgen_input` (a pattern that holds all days), `batchgen_output`, `batchgen_model`,
+and where they are needed `batchgen_flags` (more flags) and `batchgen_command` (the path of `batchgen-beam`, which has
+an environment of its own).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,18 +29,21 @@ class BatchgenRun(BaseOperator):
     The task's value is the exit code, so that a later task may look at the failures only where there are some.
     """
 
-    template_fields: Sequence[str] = ("flags",)
+    template_fields: Sequence[str] = ("command", "flags")
 
-    def __init__(self, *, flags: str, command: str = "batchgen-beam", **others: Any) -> None:
+    def __init__(self, *, command: str, flags: str, **others: Any) -> None:
         super().__init__(**others)
-        self.flags = flags
         self.command = command
+        self.flags = flags
         self.process = SubprocessHook()
 
     def execute(self, context: Any) -> int:
         """Run it to its end; its output goes to the task's log."""
         line = [*shlex.split(self.command), "run", *shlex.split(self.flags)]
-        code = self.process.run_command(line).exit_code
+        try:
+            code = self.process.run_command(line).exit_code
+        except FileNotFoundError as error:
+            raise AirflowFailException(f"there is no command {line[0]}: set the Variable batchgen_command") from error
         if code == ROWS_FAILED:
             self.log.warning("finished, but some rows failed: see failures/ in the output")
         elif code == USER_ERROR:
@@ -51,9 +56,11 @@ class BatchgenRun(BaseOperator):
 
     def on_kill(self) -> None:
         """A task that Airflow ends: the command stores what it has and leaves within 20 seconds."""
-        self.process.send_sigterm()
+        with suppress(ProcessLookupError):  # it has ended
+            self.process.send_sigterm()
 
 
+COMMAND = "{{ var.value.get('batchgen_command', 'batchgen-beam') }}"
 FLAGS = ("--input '{{ var.value.batchgen_input }}' --output '{{ var.value.batchgen_output }}' "
          "--model '{{ var.value.batchgen_model }}' {{ var.value.get('batchgen_flags', '') }}")
 
@@ -66,4 +73,4 @@ with DAG(
     default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
     tags=["batchgen"],
 ):
-    BatchgenRun(task_id="answer_new_prompts", flags=FLAGS)
+    BatchgenRun(task_id="answer_new_prompts", command=COMMAND, flags=FLAGS)

@@ -69,6 +69,13 @@ def test_the_dag_parses_and_its_task_reads_exit_codes(tmp_path: Path) -> None:
 
 @pytest.mark.airflow
 @pytest.mark.timeout(900)
+def test_an_absent_command_is_not_tried_again(tmp_path: Path) -> None:
+    """Waiting does not install it."""
+    assert airflow(tmp_path, "/no/such/batchgen-beam", "")["outcomes"] == ["AirflowFailException"]
+
+
+@pytest.mark.airflow
+@pytest.mark.timeout(900)
 def test_each_day_costs_what_is_new(tmp_path: Path) -> None:
     """The task runs the real command; on the second day the first day's file is not published again."""
     model = write_fake_folder(tmp_path / "model")
