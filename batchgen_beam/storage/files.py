@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -107,13 +107,14 @@ def read_bytes(path: str) -> bytes:
         return handle.read()
 
 
-def write_atomically(path: str, data: bytes, *, pause: Callable[[float], object] = time.sleep) -> None:
+def write_atomically(path: str, data: bytes, *, pauses: Sequence[float] = WRITE_PAUSES,
+                     pause: Callable[[float], object] = time.sleep) -> None:
     """Create or replace a file, with the folders it needs; it is never seen half written.
 
-    A failure that may pass is tried again after each of `WRITE_PAUSES` seconds; a full disk or a missing permission is
+    A failure that may pass is tried again after each of `pauses` seconds; a full disk or a missing permission is
     raised at once.
     """
-    for seconds in WRITE_PAUSES:
+    for seconds in pauses:
         try:
             return _write_once(path, data)
         except store_errors() as error:

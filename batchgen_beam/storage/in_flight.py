@@ -86,12 +86,15 @@ class InFlightFile:
         self._written: float | None = None
 
     def write(self, rows: Mapping[str, Attempt]) -> None:
-        """Say which rows (by key text) are in the engine, with what was known about them when they entered."""
+        """Say which rows (by key text) are in the engine, with what was known about them when they entered.
+
+        Tried once: the engine waits for it, and it matters only if the process dies.
+        """
         now = self._clock()
         self._rows = dict(rows)
-        write_atomically(self._path, json.dumps({
-            "version": _VERSION, "process": asdict(self._process), "written": now,
-            "rows": {text: [row.attempts, row.alone, row.length] for text, row in self._rows.items()}}).encode())
+        facts = {"version": _VERSION, "process": asdict(self._process), "written": now,
+                 "rows": {text: [row.attempts, row.alone, row.length] for text, row in self._rows.items()}}
+        write_atomically(self._path, json.dumps(facts).encode(), pauses=())
         self._written = now
 
     def refresh(self) -> None:
