@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from moto.server import ThreadedMotoServer
 
 from batchgen_beam.pipelines.main import OK, main
 from batchgen_beam.pipelines.options import parse_options
-from batchgen_beam.storage.files import list_below, read_bytes, write_atomically
+from batchgen_beam.storage.files import read_bytes, write_atomically
 from batchgen_beam.text.fake_folder import write_fake_folder
 from tests.support.jobs import published, questions, run_flags, timeless, write_rows
 from tests.support.object_store import bucket
+from tests.support.stored import parquet_bytes, stored_rows
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,28 +44,14 @@ def placeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "shard"} for row in timeless(rows)]
 
 
-def stored(output: str) -> list[dict[str, Any]]:
-    """All rows of the results in an object store, files by name."""
-    names = list_below(f"{output}/results", "**.parquet")
-    tables = [pq.read_table(io.BytesIO(read_bytes(f"{output}/results/{name}"))) for name in names]
-    return [row for table in tables for row in table.to_pylist()]
-
-
-def parquet_bytes() -> bytes:
-    """The rows as a file."""
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(ROWS), sink)
-    return sink.getvalue()
-
-
 def test_a_run_in_an_object_store(model: Path, on_disk: list[dict[str, Any]]) -> None:
     """Input, journal and output may all be there; run again, the same answers stand."""
     with bucket("store") as store:
-        write_atomically(f"{store.uri}/in/a.parquet", parquet_bytes())
+        write_atomically(f"{store.uri}/in/a.parquet", parquet_bytes(ROWS))
         flags = run_flags(f"{store.uri}/in/*.parquet", f"{store.uri}/out", model)
         for _ in range(2):
             assert main(flags) == OK
-            assert placeless(stored(f"{store.uri}/out")) == on_disk
+            assert placeless(stored_rows(f"{store.uri}/out")) == on_disk
             assert "out/_SUCCESS" in store.names()
         assert not [name for name in store.names() if name.endswith(".tmp")], "no temporary names: a rename is a copy"
 
@@ -94,9 +78,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_a_run_in_s3(model: Path, on_disk: list[dict[str, Any]], s3: list[str]) -> None:
     """Beam's own flags say where the service is, and hold for what is checked before Beam starts, too."""
     FileSystems.set_options(parse_options(s3))
-    write_atomically("s3://store/in/a.parquet", parquet_bytes())
+    write_atomically("s3://store/in/a.parquet", parquet_bytes(ROWS))
     FileSystems.set_options(None)
     flags = run_flags("s3://store/in/*.parquet", "s3://store/out", model, "--progress-interval=600", *s3)
     assert main(flags) == OK
-    assert placeless(stored("s3://store/out")) == on_disk
+    assert placeless(stored_rows("s3://store/out")) == on_disk
     assert read_bytes("s3://store/out/_SUCCESS").strip()
