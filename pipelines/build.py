@@ -72,7 +72,7 @@ def build_job(pipeline: beam.Pipeline, job: JobSpec, *, passes: RunTotals | None
 
     `passes`: what passes over the parts of the same input have come to (None: there were none).
     """
-    answered = _answer(pipeline, job, counted=passes is None)
+    answered = _answer(pipeline, job, again=passes is not None)
     repeated = (answered.read.placements, answered.read.skipped_ids) | "CountRepeatedIds" >> CountRepeatedIds()
     before = pipeline | "Passes" >> beam.Create([passes or RunTotals()])
     finish = FinishRun(job.output, job.run, job.facts, rows=job.plan.rows, clock=job.clock, content=job.content)
@@ -87,14 +87,15 @@ def build_pass(pipeline: beam.Pipeline, job: JobSpec, number: int) -> beam.PColl
 
     A runner that holds all collections in memory takes a large input so; a job over the whole input ends the run.
     """
-    answered = _answer(pipeline, job, counted=True)
+    answered = _answer(pipeline, job, again=False)
     return answered.totals | "FinishPass" >> FinishPass(job.output, job.run, number)
 
 
-def _answer(pipeline: beam.Pipeline, job: JobSpec, *, counted: bool) -> _Answered:
-    """`counted`: rows of units that stay as they are show as done while the pipeline runs."""
-    records = UnitRecords(output=job.output, content=job.content, model=job.model, run=job.run, retry=job.retry)
-    reuse = Reuse(records, job.handle if counted else None)
+def _answer(pipeline: beam.Pipeline, job: JobSpec, *, again: bool) -> _Answered:
+    """`again`: passes went before; their units stay, and no row shows as done for the second time."""
+    records = UnitRecords(output=job.output, content=job.content, model=job.model, run=job.run, retry=job.retry,
+                          own=again)
+    reuse = Reuse(records, None if again else job.handle)
     read = pipeline | "ReadShards" >> ReadShards(job.plan, job.columns, reuse=reuse)
     done = _skip_done(read.rows, job)
     prepared = done.rows | "Prepare" >> Prepare(job.handle)

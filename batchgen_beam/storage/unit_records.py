@@ -89,7 +89,8 @@ class UnitRecords:
     """The records of an output folder as one run reads and writes them.
 
     `content` is the digest of the run's content print, `model` the name in its results, `retry` the codes of failures
-    that it tries again although they are final.
+    that it tries again although they are final.  `own`: passes of the run have published units before, which may stay.
+    Without passes, the run's own units are nothing to it: a step that is done again does what it did at first.
     """
 
     output: str
@@ -97,6 +98,7 @@ class UnitRecords:
     model: str
     run: str
     retry: frozenset[ErrorCode] = field(default_factory=frozenset)
+    own: bool = False
 
     def digest(self, rows: str) -> str:
         """The digest of a unit whose rows have the digest `rows`: of all that decides the bytes of its files."""
@@ -109,7 +111,8 @@ class UnitRecords:
         `slices` is how many units the row group has (None: not known).
         """
         found = {name: read_record(self.output, name) for name in self._names(shard, row_group, slices)}
-        return {name: record for name, record in found.items() if record is not None and self._complete(name, record)}
+        return {name: record for name, record in found.items()
+                if record is not None and (self.own or record.run != self.run) and self._complete(name, record)}
 
     def _names(self, shard: str, row_group: int, slices: int | None) -> list[str]:
         if slices is not None:

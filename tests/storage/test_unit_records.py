@@ -74,7 +74,7 @@ def test_what_is_no_record_counts_as_none(output: Path, content: bytes) -> None:
     """A torn record, or one of a later release, never keeps a unit from being published again."""
     (output / "_units" / f"{NAME}.json").write_bytes(content)
     assert read_record(str(output), NAME) is None
-    assert records_of(output).reusable(UNIT.shard, 0, 2) == {}
+    assert records_of(output, run="run-2").reusable(UNIT.shard, 0, 2) == {}
 
 
 def test_the_rows_content_model_and_columns_decide(output: Path) -> None:
@@ -87,8 +87,9 @@ def test_the_rows_content_model_and_columns_decide(output: Path) -> None:
 @pytest.mark.parametrize("slices", [2, None])
 def test_a_complete_unit_may_stay(output: Path, slices: int | None) -> None:
     """Whether or not it is known how many units the row group has; those of another row group are not asked for."""
-    assert list(records_of(output).reusable(UNIT.shard, 0, slices)) == [NAME]
-    assert records_of(output).reusable(UNIT.shard, 1, slices) == {}
+    records = records_of(output, run="run-2")
+    assert list(records.reusable(UNIT.shard, 0, slices)) == [NAME]
+    assert records.reusable(UNIT.shard, 1, slices) == {}
 
 
 def test_an_incomplete_unit_is_done_again(output: Path) -> None:
@@ -105,7 +106,8 @@ def test_an_incomplete_unit_is_done_again(output: Path) -> None:
     (output / "failures" / NAME).touch()
     write(output, transient=1)
     assert not stays()
-    assert stays(run="run-1", retry=frozenset(ErrorCode)), "the run that met the failures has tried"
+    assert stays(run="run-1", own=True, retry=frozenset(ErrorCode)), "the run that met the failures has tried"
+    assert not stays(run="run-1"), "a reading step that is done again does not see what came of it at first"
 
 
 def test_what_another_run_has_published_stands(output: Path) -> None:

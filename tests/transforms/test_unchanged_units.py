@@ -163,6 +163,14 @@ def test_what_another_run_published_meanwhile_is_left(inputs: Path) -> None:
     assert (counts["results"], counts["skipped_units"]) == (20, 0)
 
 
+def test_a_run_does_not_skip_what_it_has_published_itself(inputs: Path) -> None:
+    """A runner may do the reading again when units are published: the same rows come, and no file is written twice."""
+    first = run(inputs, 1)
+    before = times(inputs)
+    assert run(inputs, 1) == first
+    assert times(inputs) == before
+
+
 def test_a_unit_that_leaves_the_input_loses_its_record(inputs: Path) -> None:
     """Its files are set aside; when the input comes back, the unit is published anew."""
     run(inputs, 1)
