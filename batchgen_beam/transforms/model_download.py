@@ -78,7 +78,7 @@ def fetch_model(uri: str, cache: Path) -> Path:
         CheckpointError: nothing is there, or the store can't be read.
         OptionError: `cache` can't hold the copy.
     """
-    remote = _look(uri)
+    remote = _look(uri.rstrip("/"))
     folder = cache / remote.folder_name
     if not folder.is_dir():
         try:

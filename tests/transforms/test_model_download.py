@@ -65,7 +65,7 @@ def test_a_folder_is_copied_once_without_what_no_run_reads(folder: Path, tmp_pat
     assert {path.name: path.read_bytes() for path in first.iterdir()} == {
         name: (folder / name).read_bytes() for name in wanted}
     before = (first / "model.safetensors").stat()
-    assert resolve_model("memory://copied/fake/", tmp_path) == first
+    assert resolve_model("memory://copied/fake", tmp_path) == first
     assert (first / "model.safetensors").stat() == before
     assert visible(tmp_path) == [first.name]
 
