@@ -24,7 +24,7 @@ from batchgen_beam.storage.settling import Entry
 from batchgen_beam.storage.store_errors import store_errors
 
 __all__ = ["ALL_HASHES", "JOURNAL_FOLDER", "MERGED", "Hashes", "Journal", "Part", "PartReading", "UnreadablePart",
-           "run_of"]
+           "are_among", "run_of"]
 
 JOURNAL_FOLDER = "_journal"
 ALL_HASHES = 1 << 64
@@ -165,4 +165,12 @@ def _file_hashes(file: pq.ParquetFile, low: int, high: int) -> Hashes:
 
 def _marked(hashes: Hashes, low: int, high: int, only: Hashes | None) -> np.ndarray[Any, np.dtype[np.bool_]]:
     inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
-    return inside if only is None else inside & np.isin(hashes, only)
+    return inside if only is None else inside & are_among(hashes, only)
+
+
+def are_among(hashes: Hashes, ascending: Hashes) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """For each hash, whether it is in an ascending array: by binary search, for that array may be of a whole run."""
+    places = np.searchsorted(ascending, hashes)
+    inside = places < len(ascending)
+    inside[inside] = ascending[places[inside]] == hashes[inside]
+    return inside

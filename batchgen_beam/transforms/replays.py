@@ -6,60 +6,57 @@ index of key hashes for each lane, read once per part.  Does not know Beam or th
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchgen_beam.records import EngineRow
-from batchgen_beam.storage.journal import Journal, Part
+from batchgen_beam.storage.journal import Hashes, Journal, Part, are_among
 from batchgen_beam.storage.settling import Entry, Settled, settle_entries
 from batchgen_beam.transforms.recording import JournalPlace
 
 __all__ = ["LaneReplays"]
 
-Hashes = NDArray[np.uint64]
-
 
 class LaneReplays:
-    """The newer parts of the journal that concern one lane: key hashes from `low` to before `high`."""
+    """The newer parts of the journal that concern one lane: key hashes from `low` to before `high`.
+
+    Any thread may refresh and find: lanes of later rounds have all hashes, and share one index.
+    """
 
     def __init__(self, place: JournalPlace, low: int, high: int) -> None:
         self._journal: Journal = place.journal
         self._retry = place.retry
         self._range = low, high
+        self._refreshing = threading.Lock()
         self._known = set(place.known)
         self._index: list[tuple[Part, Hashes]] = []
         self._all: Hashes = np.empty(0, np.uint64)
 
     def refresh(self) -> None:
         """Index the parts that have appeared."""
-        fresh = [part for part in self._journal.parts() if part.path not in self._known]
-        self._known.update(part.path for part in fresh)
-        found = [(part, self._journal.hashes(part, *self._range)) for part in fresh]
-        self._index += [(part, hashes) for part, hashes in found if len(hashes)]
-        if found:
-            self._all = np.unique(np.concatenate([self._all, *(hashes for _, hashes in found)]))
+        with self._refreshing:
+            fresh = [part for part in self._journal.parts() if part.path not in self._known]
+            self._known.update(part.path for part in fresh)
+            found = [(part, self._journal.hashes(part, *self._range)) for part in fresh]
+            self._index += [(part, hashes) for part, hashes in found if len(hashes)]
+            if found:
+                self._all = np.unique(np.concatenate([self._all, *(hashes for _, hashes in found)]))
 
     def find(self, rows: Sequence[EngineRow]) -> dict[str, Settled]:
         """What the journal says about these rows, by row key text; rows that it does not know are left out."""
-        wanted = _found(np.unique(np.array([row.key.hash64 for row in rows], np.uint64)), self._all)
+        asked = np.unique(np.array([row.key.hash64 for row in rows], np.uint64))
+        wanted = asked[are_among(asked, self._all)]
         if not len(wanted):
             return {}
         texts = {row.key.text for row in rows}
         found: dict[str, list[Entry]] = defaultdict(list)
         for part, hashes in self._index:
-            here = _found(wanted, hashes)
+            here = wanted[are_among(wanted, hashes)]
             if len(here):
                 low, high = int(here[0]), int(here[-1]) + 1
                 for entry in self._journal.entries(part, low=low, high=high, only=here).entries:
                     found[entry.key.text].append(entry)
         return {text: settle_entries(found[text], retry=self._retry) for text in texts & found.keys()}
-
-
-def _found(wanted: Hashes, ascending: Hashes) -> Hashes:
-    """Those of `wanted` that are in a much longer ascending array, in order."""
-    places = np.searchsorted(ascending, wanted)
-    inside = places < len(ascending)
-    return wanted[inside][ascending[places[inside]] == wanted[inside]]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen_beam.storage.files import exists
-from batchgen_beam.storage.journal import Journal, Part, run_of
+from batchgen_beam.storage.journal import Journal, Part, are_among, run_of
 from batchgen_beam.storage.journal_rows import PART_SCHEMA, encode_entries
 from batchgen_beam.storage.settling import Entry
 from tests.storage.entries import failure, key, logprobs_of, outcome, record
@@ -177,3 +177,12 @@ def test_deleting_leaves_other_parts(journal: Journal) -> None:
     journal.delete(one)
     assert exists(two.path)
     assert not exists(one.path)
+
+
+@pytest.mark.parametrize("among", [0, 1, 7, 300])
+def test_hashes_are_found_among_others_as_by_comparing_all(among: int) -> None:
+    """Whatever stands in both arrays, with repeats, at their ends and outside of them."""
+    chance = np.random.default_rng(among)
+    ascending = np.unique(chance.integers(0, 400, among).astype(np.uint64))
+    hashes = np.array([*chance.integers(0, 450, 200).tolist(), 0, 2**64 - 1], np.uint64)
+    assert are_among(hashes, ascending).tolist() == [value in set(ascending.tolist()) for value in hashes.tolist()]
