@@ -187,7 +187,7 @@ class SkipDone(beam.PTransform):
         return SkipOutputs(joined[ROWS], joined[RESUMED], joined[ANSWERS], totals)
 
     def _entries(self, rows: beam.PCollection) -> beam.pvalue.DoOutputsTuple:
-        wanted = rows | "Hashes" >> beam.CombineGlobally(GatherHashes())
+        wanted = rows | "Hashes" >> beam.CombineGlobally(GatherHashes()).with_output_types(bytes)
         read = beam.ParDo(ReadPart(self._journal), AsSingleton(wanted)).with_output_types(
             tuple[str, Entry], totals=RunTotals)
         return (
