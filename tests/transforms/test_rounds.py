@@ -32,7 +32,7 @@ from batchgen_beam.transforms.progress_files import read_samples, total
 from batchgen_beam.transforms.rounds import MAX_ROUNDS, GenerateRounds, NextRound, check_rounds
 from tests.support.hosting import LaneByHand, host_handle, make_prompt
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 Bits = tuple[str, tuple[int, ...], str, bytes, str | None]
 
