@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from apache_beam.io.filesystem import BeamIOError
-
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.storage import files
+from batchgen_beam.storage.store_errors import store_errors
 
 __all__ = ["ProgressSample", "ProgressWriter", "Readings", "last_seen", "progress_folder", "read_samples", "total"]
 
@@ -141,7 +140,7 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The samples of a run's processes, and how many files could not be read as such."""
+    """The samples of a run's processes, and how many files could not be read as such; a listing that fails is one."""
 
     samples: Sequence[ProgressSample]
     unreadable: int
@@ -149,7 +148,12 @@ class Readings:
 
 def read_samples(folder: str) -> Readings:
     """The samples of every process of a run, none before the first was written."""
-    found = [_read_sample(path) for path in files.list_files(files.join(folder, "*.json"))]
+    try:
+        paths = files.list_files(files.join(folder, "*.json"))
+    except store_errors() as error:
+        LOG.warning("progress files in %s were not listed: %s", folder, error)
+        return Readings([], 1)
+    found = [_read_sample(path) for path in paths]
     samples = [sample for sample in found if sample is not None]
     return Readings(samples, len(found) - len(samples))
 
@@ -157,7 +161,9 @@ def read_samples(folder: str) -> Readings:
 def _read_sample(path: str) -> ProgressSample | None:
     try:
         return ProgressSample.from_json(files.read_bytes(path))
-    except (BeamIOError, OSError, ValueError, KeyError, TypeError):
+    except store_errors():
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -189,7 +195,7 @@ class ProgressWriter:
                 return False
             try:
                 files.write_atomically(self._path, sample().to_json())
-            except (BeamIOError, OSError) as error:
+            except store_errors() as error:
                 LOG.warning("progress file %s was not written: %s", self._path, error)
         return True
 

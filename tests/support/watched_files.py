@@ -49,6 +49,7 @@ class WatchedFiles(LocalFileSystem):
     bytes_read: ClassVar[int] = 0
     before_write: ClassVar[Callable[[str], None] | None] = None
     before_delete: ClassVar[Callable[[str], None] | None] = None
+    before_list: ClassVar[Callable[[str], None] | None] = None
 
     @classmethod
     def scheme(cls) -> str:
@@ -76,15 +77,17 @@ class WatchedFiles(LocalFileSystem):
             os.remove(_local(path))
 
     def _list(self, dir_or_prefix: str) -> Iterator[FileMetadata]:
+        if self.before_list is not None:
+            type(self).before_list(dir_or_prefix)
         for found in super()._list(_local(dir_or_prefix)):
             yield FileMetadata(watched(Path(found.path)), found.size_in_bytes, found.last_updated_in_seconds)
 
 
 @contextmanager
-def failing(before_write: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, every write asks `before_write`, which may raise."""
-    WatchedFiles.before_write = before_write
+def failing(before_write: Callable[[str], None], before_list: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Inside the block, every write asks `before_write`, every listing `before_list`; both may raise."""
+    WatchedFiles.before_write, WatchedFiles.before_list = before_write, before_list
     try:
         yield
     finally:
-        WatchedFiles.before_write = None
+        WatchedFiles.before_write = WatchedFiles.before_list = None

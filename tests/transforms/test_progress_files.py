@@ -7,6 +7,8 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.transforms.progress_files import (
     ProgressSample,
@@ -16,6 +18,7 @@ from batchgen_beam.transforms.progress_files import (
     read_samples,
     total,
 )
+from tests.support.watched_files import failing, watched
 
 WORK = EngineStats(queued=1, active=2, waiting=0, capacity=8, pages_used=3, pages_total=9, forward_calls=4, steps=10)
 
@@ -59,6 +62,28 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     readings = read_samples(folder)
     assert ([sample.process for sample in readings.samples], readings.unreadable) == (["p"], 2)
     assert read_samples(str(tmp_path / "nowhere")) == Readings([], 0)
+
+
+def test_a_store_that_refuses_stops_nobody(tmp_path: Path) -> None:
+    """Progress is no result: neither writer nor reader fails with a store, also where its client has errors of its own.
+
+    What could not be read is counted.
+    """
+    messages = pytest.importorskip("apache_beam.io.aws.clients.s3.messages")
+
+    def refuse(path: str) -> None:
+        raise messages.S3ClientError(f"forbidden: {path}", 403)
+
+    folder = progress_folder(watched(tmp_path), "run")
+    owner = _Owner()
+    writer = ProgressWriter(folder, "p", owner.sample, 60.0)
+    assert writer.write()
+    with failing(refuse, refuse):
+        assert writer.write()
+        assert read_samples(folder) == Readings([], 1)
+    (sample,) = read_samples(folder).samples
+    assert (sample.answered, owner.answered) == (1, 2)
+    writer.close()
 
 
 def test_a_sample_is_read_as_it_was_written() -> None:
