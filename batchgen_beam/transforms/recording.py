@@ -96,11 +96,15 @@ class EngineRecorder:
     # Recorder
 
     def entering(self, rows: Collection[EngineRow]) -> None:
-        """Leave word of who is in the engine; a refusal costs at most the count of one death."""
+        """Leave word of who is in the engine; a refusal costs at most the count of one death.
+
+        What others find out about a row that runs makes it no lonelier than it is.
+        """
         attempts = {}
         for row in rows:
             deaths = self._deaths(row).attempts
-            attempts[row.key.text] = Attempt(attempts=deaths, alone=deaths >= LONELY_FROM, length=_generated(row))
+            attempts[row.key.text] = Attempt(attempts=deaths, alone=deaths >= LONELY_FROM and len(rows) == 1,
+                                             length=_generated(row))
         self._try_to_tell(lambda: self._in_flight.write(attempts))
 
     def _try_to_tell(self, tell: Callable[[], None]) -> None:
@@ -128,6 +132,8 @@ class EngineRecorder:
         self._writer.flush()
 
     def close(self) -> None:
-        """The engine has no row any more: flush, and take back the word of its rows."""
-        self._writer.close()
-        self._in_flight.remove()
+        """The engine has no row any more: flush, and take back the word of its rows, also where the flush fails."""
+        try:
+            self._writer.close()
+        finally:
+            self._try_to_tell(self._in_flight.remove)

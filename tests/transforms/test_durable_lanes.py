@@ -20,8 +20,9 @@ from batchgen_beam.storage.settling import Entry, settle_entries
 from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms.generate import Round
 from batchgen_beam.transforms.host import HostHandle, ProcessHost
-from batchgen_beam.transforms.recording import JournalPlace
+from batchgen_beam.transforms.recording import EngineRecorder, JournalPlace
 from tests.support.hosting import LaneByHand, host_handle, make_prompt
+from tests.support.watched_files import WatchedFiles, watched
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -209,6 +210,36 @@ def test_a_row_that_died_alone_is_answered_as_poison(folder: Path, journal: Jour
     assert settled.answers == (poison,)
     retry = durable(folder, Journal.of(journal.folder, "x"), retry=frozenset({ErrorCode.ENGINE_ERROR}))
     assert isinstance(whole(retry, [ROWS[3]])[ROWS[3].key.uuid], Outcome)
+
+
+def test_only_a_row_without_company_dies_alone(folder: Path, journal: Journal) -> None:
+    """A row that others find out about while it runs among many is not said to run alone."""
+    recorder = EngineRecorder(place(journal), "process", host_handle(folder).acquire().wording())
+    _die_with(journal, "first", {ROWS[0].key.text: Attempt(attempts=2)})
+    recorder.look()
+    assert recorder.alone(ROWS[0])
+    for rows in (ROWS[:2], ROWS[:1]):
+        recorder.entering(rows)
+        (word,) = _words(journal)
+        assert json.loads(word.read_text())["rows"][ROWS[0].key.text] == [3, len(rows) == 1, 0]
+    recorder.close()
+
+
+def test_a_process_ends_well_though_its_store_refuses(folder: Path, tmp_path: Path) -> None:
+    """The word of rows that ran can't be taken back from a store that refuses: that is no fault of the run."""
+    messages = pytest.importorskip("apache_beam.io.aws.clients.s3.messages")
+
+    def refuse(path: str) -> None:
+        raise messages.S3ClientError(f"forbidden: {path}", 403)
+
+    journal = Journal.of(watched(tmp_path / "store"), "content")
+    recorder = EngineRecorder(place(journal), "process", host_handle(folder).acquire().wording())
+    recorder.entering(ROWS[:2])
+    WatchedFiles.before_delete = refuse
+    try:
+        recorder.close()
+    finally:
+        WatchedFiles.before_delete = None
 
 
 def test_the_word_of_rows_is_taken_back_at_a_clean_end(folder: Path, journal: Journal) -> None:
