@@ -52,9 +52,9 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str,
                 recorder: Recorder | None = None) -> LoadedEngine:
     """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print.
 
-    `recorder` keeps what has to outlive the process; `settings` give the threads and the KV memory.  Kernels whose self-test fails run all the same, but every answer's
-    numeric print says that they are not deterministic.  Raises `OptionError` where the KV memory does not hold one
-    page of each cache group.
+    `recorder` keeps what has to outlive the process; `settings` give the threads and the KV memory.  Kernels whose
+    self-test fails run all the same, but every answer's numeric print says that they are not deterministic.  Raises
+    `OptionError` where the KV memory does not hold one page of each cache group.
     """
     torch.set_num_threads(settings.threads)
     kernels = TorchKernels(getattr(torch, settings.dtype))
