@@ -13,6 +13,8 @@ BOOT := .cache/bin/beam-boot
 DEMO_OUTPUT ?= out/demo
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+KILLS ?= 200
+SEED ?= 1
 IMAGE_LOCK ?= run
 
 # uv reads its own settings only: a mirror that pip was told of in the environment is passed on.
@@ -24,7 +26,7 @@ MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-flink test-airflow lint types check wheel image lock clean distclean setup model bench-setup
+.PHONY: help demo test test-long faults test-flink test-airflow lint types check wheel image lock clean distclean setup model bench-setup
 
 help:
 	@echo "make demo       answer the 60 example rows with a small real model"
@@ -32,6 +34,7 @@ help:
 	@echo "make test-long  the tests that take minutes"
 	@echo "make test-flink the tests on a real Flink cluster (half an hour; java, mvn and go are needed)"
 	@echo "make test-airflow  the Airflow example under the real Airflow"
+	@echo "make faults     kill the command KILLS times (200) and run it again, by chance from SEED (1)"
 	@echo "make check      lint, types and tests"
 	@echo "make wheel      build dist/*.whl"
 	@echo "make image      build the worker image (IMAGE_LOCK=gcp or aws: with clients of gs:// or s3://)"
@@ -94,6 +97,9 @@ test: $(VENV)/.test $(MODEL)
 test-long: $(VENV)/.test $(VENV)/.bench $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	$(BIN)/python -m benchmarks.memory_run --rows 200000 --folder out/memory --most-gb 2.5 --progress-interval=60
+
+faults: $(VENV)/.test
+	KILLS=$(KILLS) SEED=$(SEED) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 test-airflow: $(VENV)/.test $(AIRFLOW)/.airflow
 	BATCHGEN_AIRFLOW_PYTHON="$(abspath $(AIRFLOW))/bin/python" $(BIN)/python -m pytest -m airflow $(PYTEST_ARGS)
