@@ -87,11 +87,12 @@ class JournalWriter:
         """Return once all that was added before is stored; a `JournalError` says why it can't be."""
         with self._changed:
             target, own_try = self._added, self._tries + 1
-            self._asked = target
-            self._changed.notify_all()
             while self._stored < target:
                 if self._ended or self._failed_try >= own_try:
                     raise self._error("answers can't be written")
+                if self._asked < target:  # also anew, where a write that had begun before has failed
+                    self._asked = target
+                    self._changed.notify_all()
                 self._changed.wait()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import errno
 import math
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,33 @@ def test_a_flush_that_fails_says_why_and_the_entries_wait_on(journal: Journal) -
     writer.add([outcome(2)])
     writer.close()
     assert stored(journal) == ["row-1", "row-2"]
+
+
+def test_a_flush_outlives_the_failure_of_a_write_that_had_begun(journal: Journal) -> None:
+    """Who asks while a write hangs that will fail has everything written at once, not when its age or a retry comes."""
+    writes = iter((True, False))
+    entered, go_on = threading.Event(), threading.Event()
+
+    def first_hangs_and_fails(path: str) -> None:
+        if next(writes, False):
+            entered.set()
+            assert go_on.wait(60)
+            full_disk(path)
+
+    writer = JournalWriter(journal, "r", LATE, clock=lambda: 0.0)
+    with failing(first_hangs_and_fails):
+        writer.add([failure(index) for index in range(PART_ENTRIES)])
+        assert entered.wait(60)
+        writer.add([outcome(PART_ENTRIES)])
+        asking = threading.Thread(target=writer.flush, daemon=True)
+        asking.start()
+        while writer._asked <= PART_ENTRIES:
+            time.sleep(0.001)
+        go_on.set()
+        asking.join(60)
+        assert not asking.is_alive()
+    assert len(stored(journal)) == PART_ENTRIES + 1
+    writer.close()
 
 
 def test_closing_ends_the_thread_though_nothing_can_be_written(journal: Journal) -> None:
