@@ -48,7 +48,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     `now` is what chat templates that ask for the date are told, unless the output folder was begun on another day.
     """
     _check_place(request.output)
-    _check_reach(request.model, runner)
+    _check_reach(request, runner)
     check_rounds(request.rounds)
     plan = plan_input(request.inputs, request.columns, output=request.output, limit=request.limit)
     lanes = lane_count(request.lanes, slots=runner.slots, rows=plan.rows, capacity=request.engine.max_rows)
@@ -84,15 +84,25 @@ def _check_place(output: str) -> None:
         raise OutputError(f"output {output} can't be written: no permission in {there}; choose another --output")
 
 
-def _check_reach(model: str, runner: RunnerFacts) -> None:
+def _check_reach(request: RunRequest, runner: RunnerFacts) -> None:
     """Workers elsewhere do not have the launcher's files."""
-    elsewhere = is_on_a_store(model) or model.lower().startswith((EVERYWHERE, IN_IMAGE))
-    if not runner.on_launcher_machine and not elsewhere:
-        raise OptionError(
-            f"--runner={runner.name} has workers on other machines, and --model={model} is a path of this one; copy "
-            f"it to a store and give its URI (gs://, s3://), or write --model={EVERYWHERE}/... for a path that is the "
-            f"same on every machine (a shared file system), --model={IN_IMAGE}/... for one in the workers' image; or "
-            f"use --environment_type=LOOPBACK or --runner={LOCAL}")
+    if runner.on_launcher_machine:
+        return
+    if not (is_on_a_store(request.model) or request.model.lower().startswith((EVERYWHERE, IN_IMAGE))):
+        raise _out_of_reach(runner, "--model", request.model, f"--model={EVERYWHERE}/... for a path that is the same "
+                            f"on every machine (a shared file system), --model={IN_IMAGE}/... for one in the workers' "
+                            "image")
+    for flag, path in (*(("--input", one) for one in request.inputs), ("--output", request.output)):
+        if "://" not in path:
+            raise _out_of_reach(runner, flag, path, f"{flag}={normalise_uri(path)} if that path is the same on every "
+                                "machine (a shared file system)")
+
+
+def _out_of_reach(runner: RunnerFacts, flag: str, path: str, instead: str) -> OptionError:
+    return OptionError(
+        f"--runner={runner.name} has workers on other machines, and {flag}={path} is a path of this one; copy it to a "
+        f"store and give its URI (gs://, s3://), or write {instead}; or use --environment_type=LOOPBACK or "
+        f"--runner={LOCAL}")
 
 
 def _template(request: RunRequest) -> TemplateText | None:

@@ -72,7 +72,8 @@ def test_a_model_in_the_workers_image_is_a_path_there(model: Path, rows: Path, t
 def test_a_launcher_without_the_model_asks_for_its_facts(
         model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything runs, with the command that makes them."""
-    assert main(run_flags(rows, tmp_path / "out", model, "--model=worker:/opt/absent", *REMOTE)) == USER_ERROR
+    told = run_flags(f"file://{rows}", f"file://{tmp_path}/out", model, "--model=worker:/opt/absent", *REMOTE)
+    assert main(told) == USER_ERROR
     assert re.search(r"--model=worker:/opt/absent is in the workers' image, and this machine has no /opt/absent: .*"
                      r"`batchgen-beam inspect /opt/absent --write-facts FOLDER`.*--model-facts=FOLDER",
                      last_line(capsys))
@@ -136,9 +137,21 @@ def test_facts_are_written_into_a_new_folder_only(model: Path, capsys: pytest.Ca
 def test_a_remote_runner_takes_what_its_workers_can_reach(
         model: Path, facts: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A path of the launcher is refused even with facts; a URI, file:/// and worker:/ pass this check."""
-    told = run_flags(rows, tmp_path / "out", model, f"--model-facts={facts}", "--runner=DataflowRunner")
+    told = run_flags(f"file://{rows}", f"file://{tmp_path}/out", model, f"--model-facts={facts}",
+                     "--runner=DataflowRunner")
     assert main(told) == USER_ERROR
     assert re.search(rf"--model={re.escape(str(model))} is a path of this one", last_line(capsys))
     for there in (f"file://{model}", "worker:/opt/model", "gs://bucket/model"):
         assert main([*told, f"--model={there}"]) == USER_ERROR
         assert re.search(r"--runner=DataflowRunner: .*project", last_line(capsys))
+
+
+def test_input_and_output_of_a_remote_runner_are_where_its_workers_can_reach(
+        model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path of the launcher is refused with the one to write: results would lie on whichever machine made them."""
+    monkeypatch.chdir(tmp_path)
+    for source, output, flag in ((rows, f"file://{tmp_path}/out", "--input"), (f"file://{rows}", "out", "--output")):
+        assert main(run_flags(source, output, model, f"--model=file://{model}", *REMOTE)) == USER_ERROR
+        assert re.search(rf"{flag}=.* is a path of this one; .*or write {flag}=file:///", last_line(capsys))
+    assert not (tmp_path / "out").exists()

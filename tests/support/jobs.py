@@ -34,7 +34,7 @@ def questions(count: int, *, start: int = 0) -> list[dict[str, Any]]:
             for index in range(start, start + count)]
 
 
-def run_flags(source: Path | str, output: Path, model: Path, *more: str) -> list[str]:
+def run_flags(source: Path | str, output: Path | str, model: Path, *more: str) -> list[str]:
     """The arguments of a small run."""
     return ["run", f"--input={source}", f"--output={output}", f"--model={model}", *FLAGS, *more]
 
