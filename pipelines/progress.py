@@ -35,9 +35,12 @@ class ProgressReading:
 
 
 def progress_line(reading: ProgressReading) -> str:
-    """One line: rows, tokens per second, batch fill, time left, failures by code."""
+    """One line: rows, tokens per second, batch fill, time left, failures by code.
+
+    A stage that a cluster runs again counts its rows again: never more are told than there are.
+    """
     sample = reading.sample
-    rows = f"{sample.done} rows" if reading.rows is None else f"{sample.done}/{reading.rows} rows"
+    rows = f"{sample.done} rows" if reading.rows is None else f"{min(sample.done, reading.rows)}/{reading.rows} rows"
     engine = sample.engine
     running = f"running {engine.active}/{engine.capacity}" if sample.engines else "no model loaded"
     parts = [rows, f"{reading.tokens_per_second:.0f} tokens/s", running, f"mean fill {100 * sample.fill:.0f} %"]

@@ -40,6 +40,11 @@ def test_nothing_is_promised_that_is_not_known() -> None:
     assert "no model loaded" in progress_line(_reading(None, ProgressSample(process="p")))
 
 
+def test_a_stage_that_ran_twice_does_not_show_more_rows_than_there_are() -> None:
+    """The processes of both attempts are counted."""
+    assert progress_line(_reading(30)).startswith("30/30 rows, ")
+
+
 def test_speed_counts_from_the_moment_the_engine_could_work(tmp_path: Path) -> None:
     """Time spent loading the model is no time of generation."""
     write_atomically(f"{tmp_path}/p.json", replace(SAMPLE, failed={}).to_json())
