@@ -158,9 +158,10 @@ class Driver:
         return mailbox.take()
 
     def suspend(self, lane: str) -> list[ContinuationRecord]:
-        """MIGRATE: the lane's unanswered rows as records, by key; they leave the engine unless another lane asked too.
+        """MIGRATE: the lane's unanswered rows as records, by key; they leave the engine.
 
-        Waits for the step under way.  Answers that have come are still there to be taken.
+        Waits for the step under way.  Answers that have come are still there to be taken, and those of rows that
+        another lane has asked for too will come.
         """
         with self._mutex:
             self._check()
@@ -173,13 +174,17 @@ class Driver:
         return sorted(records, key=lambda record: record.key.text)
 
     def _disowned(self, mailbox: Mailbox) -> set[str]:
-        keys = set()
-        for key in mailbox.give_up():
-            self._owners[key].remove(mailbox)
-            if not self._owners[key]:
-                del self._owners[key]
-                keys.add(key)
+        """The lane's unanswered claims that are nobody else's; they are claims no more."""
+        keys = {key for key in mailbox.unanswered() if self._owners[key] == [mailbox]}
+        mailbox.give_up(keys)
+        for key in keys:
+            del self._owners[key]
         return keys
+
+    def close_lane(self, lane: str) -> None:
+        """The lane has been given all that it asked for: what is known of its rows goes."""
+        with self._mutex:
+            self._lanes.pop(lane, None)
 
     def pending(self, lane: str) -> int:
         """Rows of a lane whose answers were not taken in this bundle."""

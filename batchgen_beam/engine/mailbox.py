@@ -7,6 +7,7 @@ holds a lock.  Keys are row key texts.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Set
 
 from batchgen_beam.records import Answer
 
@@ -52,11 +53,13 @@ class Mailbox:
         self._taken.update(keys)
         return [self.answers.pop(key) for key in keys]
 
-    def give_up(self) -> list[str]:
-        """Claims whose answers have not come; they are claims no more."""
-        open_claims = sorted(self.claimed - self._taken - self.answers.keys())
-        self.claimed.difference_update(open_claims)
-        return open_claims
+    def unanswered(self) -> set[str]:
+        """Claims whose answers have not come."""
+        return self.claimed - self._taken - self.answers.keys()
+
+    def give_up(self, keys: Set[str]) -> None:
+        """Claims no more."""
+        self.claimed -= keys
 
     @property
     def ready(self) -> bool:

@@ -116,6 +116,8 @@ class GenerateLane(beam.DoFn):
                               f"the first is {ledger.unfinished[0].key.uuid!r}")
         admitted.clear()
         done.clear()
+        del self._ledgers[lane]
+        driver.close_lane(self._box(lane))
         self._figures.count_work(self._engine.unreported_work())
         self._figures.fill(driver.stats().fill)
         self._engine.lane_finished()

@@ -119,6 +119,15 @@ def test_a_bundle_done_again_elsewhere_computes_nothing_that_is_stored(folder: P
     assert generated(host) == 0
 
 
+def test_a_finished_lane_leaves_nothing_in_the_process(folder: Path) -> None:
+    """Memory does not grow with the rows of lanes that are done: the driver forgets them."""
+    handle = host_handle(folder)
+    host = handle.acquire()
+    for _ in range(2):
+        assert len(whole(handle, ROWS)) == len(ROWS)
+        assert host.engine().driver._lanes == {}
+
+
 def test_parts_that_the_graph_has_read_are_not_read_again(folder: Path, journal: Journal) -> None:
     """Entries of the parts that the run's graph knows are not looked at: their rows would not have come here."""
     whole(durable(folder, journal), ROWS)
