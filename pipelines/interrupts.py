@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Self
@@ -33,12 +34,16 @@ LONGEST_SECONDS = 16.0
 
 _LOOK_SECONDS = 0.2
 
+_WORKER_MARK = b"CONTROL_API_SERVICE_DESCRIPTOR="
+"""In the environment of Beam's worker processes, and of no other."""
+
 
 class Interrupts:
     """While it is open, Ctrl-C and a termination signal both interrupt the main thread, and are remembered.
 
     A local runner works in the main thread and reports the interrupt as the failure of some step, or not at all.
-    Worker processes are told at once.  A second signal ends them and this process without waiting; so does the time.
+    Worker processes are told at once; others below this one go on, such as a job server, through which the job is
+    cancelled.  A second signal ends them all and this process without waiting; so does the time.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -64,7 +69,7 @@ class Interrupts:
             _leave()
         self.seen = True
         logging.disable()
-        _signal_below(signal.SIGTERM)
+        _signal(_workers(), signal.SIGTERM)
         self._watchdog.start()
         raise KeyboardInterrupt
 
@@ -72,23 +77,34 @@ class Interrupts:
         began = time.monotonic()
         while not self._over.wait(_LOOK_SECONDS):
             waited = time.monotonic() - began
-            saving = HOLDERS.suspending or _below(os.getpid())
+            saving = HOLDERS.suspending or _workers()
             if waited >= LONGEST_SECONDS or (waited >= GRACE_SECONDS and not saving):
                 _leave()
 
 
 def _leave() -> NoReturn:
     """End all processes below this one, then this one, without waiting for any thread."""
-    _signal_below(signal.SIGKILL)
+    _signal(_below(os.getpid()), signal.SIGKILL)
     os.write(STDERR, INTERRUPTED_MESSAGE.encode())
     os._exit(INTERRUPTED)
 
 
-def _signal_below(number: signal.Signals) -> None:
-    """Send a signal to all processes below this one."""
-    for child in _below(os.getpid()):
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
+    for process in processes:
         with suppress(ProcessLookupError):
-            os.kill(child, number)
+            os.kill(process, number)
+
+
+def _workers() -> list[int]:
+    """Ids of the worker processes below this one."""
+    return [process for process in _below(os.getpid()) if _is_worker(process)]
+
+
+def _is_worker(process: int) -> bool:
+    try:
+        return _WORKER_MARK in Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:  # it has ended
+        return False
 
 
 def _below(process: int) -> list[int]:
