@@ -30,7 +30,6 @@ SILENT_SECONDS = 300.0
 
 _VERSION = 1
 _PREFIX = "in-flight-"
-_PATTERN = f"run=*/{_PREFIX}*.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +107,13 @@ class InFlightFile:
         remove(self._path)
 
 
-def dead_attempts(journal: Journal, *, now: float) -> dict[str, Attempt]:
-    """Key text -> what dead processes have done to the row; `now` in seconds since the epoch.
+def dead_attempts(journal: Journal, *, now: float, run: str | None = None) -> dict[str, Attempt]:
+    """Key text -> what dead processes, of one run or of all, have done to the row; `now` in seconds since the epoch.
 
     Files that are torn, gone or of another release count as nothing.
     """
     here = _this_process()
-    found = (_read(file.uri) for file in list_stored(journal.folder, _PATTERN))
+    found = (_read(path) for path in _files(journal) if run in (None, run_of(path)))
     return combined(rows for process, written, rows in filter(None, found) if _is_dead(process, written, here, now))
 
 
@@ -160,5 +159,8 @@ def _read(path: str) -> tuple[_Process, float, dict[str, Attempt]] | None:
 def remove_in_flight(journal: Journal, runs: Iterable[str]) -> int:
     """Delete the files of runs that have ended; how many there were."""
     ended = set(runs)
-    found = [file.uri for file in list_stored(journal.folder, _PATTERN) if run_of(file.uri) in ended]
-    return sum(remove(path) for path in found)
+    return sum(remove(path) for path in _files(journal) if run_of(path) in ended)
+
+
+def _files(journal: Journal) -> list[str]:
+    return [file.uri for file in list_stored(journal.folder, f"run=*/{_PREFIX}*.json")]

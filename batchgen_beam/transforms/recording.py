@@ -1,7 +1,8 @@
 """What a process keeps of its engine's rows for whoever comes after it: answers and records in the journal, attempts.
 
 Owns the rule about rows that kill their process: after `LONELY_FROM` deaths without progress a row runs alone, and one
-that died alone is answered `ENGINE_ERROR`.  Does not know how parts are written (`batchgen_beam.storage`) nor lanes.
+that died alone is answered `ENGINE_ERROR`; where the user has it tried again, once it has died alone in this run.
+Does not know how parts are written (`batchgen_beam.storage`) nor lanes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchgen_beam.errors import ErrorCode
@@ -61,31 +62,35 @@ class EngineRecorder:
         self._in_flight = InFlightFile(place.journal, place.run, process)
         self._lock = threading.Lock()
         self._dead: dict[str, Attempt] = {}
+        self._convicted: dict[str, Attempt] = {}
         self.look()
 
     # Rows that kill
 
     def look(self) -> None:
         """Find out which rows processes have died with."""
-        dead = dead_attempts(self._place.journal, now=self._clock())
+        now, place = self._clock(), self._place
+        dead = dead_attempts(place.journal, now=now)
+        tried_again = ErrorCode.ENGINE_ERROR in place.retry
+        convicted = dead_attempts(place.journal, now=now, run=place.run) if tried_again else dead
         with self._lock:
-            self._dead = dead
+            self._dead, self._convicted = dead, convicted
 
-    def _deaths(self, row: EngineRow) -> Attempt:
+    def _deaths(self, row: EngineRow, dead: Mapping[str, Attempt]) -> Attempt:
         """Deaths of processes with this row since it last got anywhere."""
-        found = self._dead.get(row.key.text)
+        found = dead.get(row.key.text)
         if found is None or _generated(row) > found.length:
             return Attempt(attempts=0, alone=False, length=_generated(row))
         return found
 
     def alone(self, row: EngineRow) -> bool:
         """Whether the row may only run while no other does."""
-        return self._deaths(row).attempts >= LONELY_FROM
+        return self._deaths(row, self._dead).attempts >= LONELY_FROM
 
     def poisoned(self, row: EngineRow) -> Failure | None:
         """The answer of a row whose process died while it ran alone; journalled."""
-        deaths = self._deaths(row)
-        if not deaths.alone or ErrorCode.ENGINE_ERROR in self._place.retry:
+        deaths = self._deaths(row, self._convicted)
+        if not deaths.alone:
             return None
         failure = Failure(key=row.key, code=ErrorCode.ENGINE_ERROR, poison=True, message=(
             f"{deaths.attempts} processes died with this row, the last one while it ran alone; it runs again only "
@@ -102,7 +107,7 @@ class EngineRecorder:
         """
         attempts = {}
         for row in rows:
-            deaths = self._deaths(row).attempts
+            deaths = self._deaths(row, self._dead).attempts
             attempts[row.key.text] = Attempt(attempts=deaths, alone=deaths >= LONELY_FROM and len(rows) == 1,
                                              length=_generated(row))
         self._try_to_tell(lambda: self._in_flight.write(attempts))

@@ -217,8 +217,22 @@ def test_a_row_that_died_alone_is_answered_as_poison(folder: Path, journal: Jour
     assert same(answers, {name: answer for name, answer in undisturbed.items() if name in answers})
     settled = settle_entries(entry for entry in entries(journal) if entry.key == ROWS[3].key)
     assert settled.answers == (poison,)
-    retry = durable(folder, Journal.of(journal.folder, "x"), retry=frozenset({ErrorCode.ENGINE_ERROR}))
-    assert isinstance(whole(retry, [ROWS[3]])[ROWS[3].key.uuid], Outcome)
+
+
+def test_a_poisonous_row_is_tried_again_once_in_a_run_that_is_told_to(folder: Path, journal: Journal) -> None:
+    """--retry-failed=ENGINE_ERROR: deaths of other runs let the row run, alone; dying so in this run is an answer."""
+    again = frozenset({ErrorCode.ENGINE_ERROR})
+    died = {ROWS[3].key.text: Attempt(attempts=3, alone=True)}
+    _die_with(journal, "before", died)
+    recorder = EngineRecorder(place(journal, retry=again), "process", host_handle(folder).acquire().wording())
+    assert recorder.alone(ROWS[3])
+    recorder.close()
+    assert isinstance(whole(durable(folder, journal, retry=again), [ROWS[3]])[ROWS[3].key.uuid], Outcome)
+    other = Journal.of(journal.folder, "other")
+    _die_with(other, "run", died)
+    answer = whole(durable(folder, other, retry=again), [ROWS[3]])[ROWS[3].key.uuid]
+    assert isinstance(answer, Failure)
+    assert answer.poison
 
 
 def test_only_a_row_without_company_dies_alone(folder: Path, journal: Journal) -> None:
