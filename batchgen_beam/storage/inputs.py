@@ -58,7 +58,6 @@ class InputFile:
             if rows:
                 yield ReadTask(self.uri, row_group, rows)
 
-
     def only(self, row_groups: Collection[int]) -> InputFile:
         """The same file with the rows of these row groups alone."""
         if self.rows is None:
