@@ -49,6 +49,7 @@ OPENED = (
 
 JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+SDK_WORKER = "apache_beam.runners.worker.sdk_worker_main"
 JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 
 
@@ -165,16 +166,11 @@ class Cluster:
         """Names of those that were started and not killed."""
         return [name for name in self._processes if name.startswith("task-manager")]
 
-    def sdk_workers(self, task_manager: str) -> list[int]:
-        """Process ids of the Python workers that a TaskManager has started."""
-        return processes_of(self._processes[task_manager].pid, "sdk_worker_main")
-
-    def kill_sdk_worker(self, task_manager: str) -> int:
-        """SIGKILL the first Python worker of a TaskManager; returns its process id."""
-        process = self.sdk_workers(task_manager)[0]
+    def kill_sdk_worker(self, process: int) -> None:
+        """SIGKILL one Python worker."""
+        assert any(process in processes_of(self._processes[name].pid, SDK_WORKER) for name in self.task_managers())
         os.kill(process, signal.SIGKILL)
         assert wait_gone([process], END_SECONDS) == []
-        return process
 
     def kill_task_manager(self, name: str) -> None:
         """SIGKILL a TaskManager and all that it has started, as when its machine goes."""

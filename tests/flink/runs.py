@@ -44,16 +44,26 @@ class Run:
                         RUN_SECONDS)
 
     def when_answered(self, rows: int) -> None:
-        """Wait until the engines of this run have answered so many rows."""
+        """Wait until the engines of this run have done so many rows."""
         def reached() -> bool:
             assert self._client.poll() is None, self.words()
-            return total(self._job.samples(self.output)).answered >= rows
+            return total(self._job.samples(self.output)).engine.rows_done >= rows
         wait_for(f"{rows} rows answered", reached, RUN_SECONDS, every=0.05)
+
+    def kill_engine(self) -> None:
+        """SIGKILL the worker process whose engine has done most, which so has more to lose."""
+        busiest = max(self._job.samples(self.output), key=lambda one: one.engine.rows_done)
+        self._cluster.kill_sdk_worker(int(busiest.process.split("-")[-2]))
 
     def kill_client(self) -> None:
         """SIGKILL the command that the user started."""
         os.kill(self._client.pid, signal.SIGKILL)
         self._client.wait(timeout=30)
+
+    def interrupt(self) -> int:
+        """Ctrl-C; returns the exit code."""
+        self._client.send_signal(signal.SIGINT)
+        return self._client.wait(timeout=60)
 
     def ended(self) -> float:
         """Wait for the end, which must be a good one; seconds since the start."""

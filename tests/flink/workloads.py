@@ -20,12 +20,15 @@ from batchgen_beam.text.fake_folder import END_ID, START_ID, write_fake_folder
 from batchgen_beam.transforms.progress_files import ProgressSample, read_samples
 from tests.support.jobs import published, report, timeless, write_rows
 
-__all__ = ["FAKE", "TINY", "Job", "Workload", "check_engines", "fed_fill"]
+__all__ = ["FAKE", "TINY", "Job", "Workload", "check_engines", "check_spread", "check_work", "fed_fill"]
 
 FILES = 4
 LANES = 8
 LEAST_FILL = 0.85
-LEAST_SHARE = 0.3
+LEAST_SHARE = 0.7
+MOST_REPEATED = 0.1
+LEAST_STEPS = 100
+"""Processes whose engine ran fewer steps while there were rows say nothing about its fill."""
 
 HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD, LAYERS, VOCABULARY = 64, 96, 4, 2, 16, 2, 320
 
@@ -90,14 +93,20 @@ def fed_fill(sample: ProgressSample) -> float:
     return engine.fed_row_steps / max(engine.fed_steps * engine.capacity, 1)
 
 
-def check_engines(samples: Sequence[ProgressSample], *, processes: int) -> None:
-    """One load in each process; two lanes at once; slots filled while there were rows to fill them with."""
-    assert len(samples) == processes
-    assert [one.engines for one in samples] == [1] * processes
-    assert min(one.engine.lanes_peak for one in samples) >= 2
-    assert min(fed_fill(one) for one in samples) >= LEAST_FILL
+def check_engines(samples: Sequence[ProgressSample], *, at_least: int) -> None:
+    """One load in each process; in those that had work two lanes at once, and slots filled while rows were there."""
+    assert len(samples) >= at_least
+    assert {one.engines for one in samples} == {1}
+    worked = [one for one in samples if one.engine.fed_steps >= LEAST_STEPS]
+    assert len(worked) >= 2
+    assert min(one.engine.lanes_peak for one in worked) >= 2
+    assert min(fed_fill(one) for one in worked) >= LEAST_FILL
+
+
+def check_spread(samples: Sequence[ProgressSample]) -> None:
+    """The lanes are shared evenly: every process has at least `LEAST_SHARE` of its part of the rows."""
     answered = [one.answered for one in samples]
-    assert min(answered) >= LEAST_SHARE * sum(answered) / processes
+    assert min(answered) >= LEAST_SHARE * sum(answered) / len(answered)
 
 
 class Job:
@@ -118,8 +127,8 @@ class Job:
             write_rows(folder / "in" / f"part-{number}.parquet", part, row_group_size=size // 4)
 
     def arguments(self, output: str, *more: str) -> list[str]:
-        """The arguments of `batchgen-beam`.  The model is named as one that every worker has at this place."""
-        return ["run", f"--input={self.folder}/in/*.parquet", f"--output={self.folder / output}",
+        """The arguments of `batchgen-beam`.  All is named as what every worker has at this place."""
+        return ["run", f"--input=file://{self.folder}/in/*.parquet", f"--output=file://{self.folder / output}",
                 f"--model=file://{self.model}", f"--max-rows={self.workload.capacity}", "--threads=1",
                 f"--lanes={LANES}", "--progress-interval=0.5", *self.workload.flags, *more]
 
@@ -146,3 +155,9 @@ class Job:
         found = self.rows(output)
         assert [row["uuid"] for row in found] == [row["uuid"] for row in self._rows]
         assert found == list(expected)
+
+
+def check_work(job: Job, samples: Sequence[ProgressSample]) -> None:
+    """Few rows were computed twice: those whose answers were not stored yet when their process died."""
+    computed = sum(one.engine.rows_done for one in samples)
+    assert computed <= job.workload.rows * (1 + MOST_REPEATED)
