@@ -51,17 +51,17 @@ class Job:
     flags: tuple[str, ...] = _FLAGS + DURABLE
     module: str = "batchgen_beam.pipelines.main"
 
-    def command(self, output: Path) -> list[str]:
-        """The command line."""
-        return [sys.executable, "-m", self.module, "run", f"--input={self.folder}/in/*.parquet", f"--output={output}",
-                f"--model={self.folder}/model", *self.flags]
+    def arguments(self, output: Path) -> list[str]:
+        """What the command is told."""
+        return ["run", f"--input={self.folder}/in/*.parquet", f"--output={output}", f"--model={self.folder}/model",
+                *self.flags]
 
     def start(self, output: Path) -> subprocess.Popen[bytes]:
         """The command in a process group of its own; its messages go to a file beside the output."""
         with self.messages(output).open("ab") as log:
             return subprocess.Popen(
-                self.command(output), cwd=self.folder, start_new_session=True, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=log,
+                [sys.executable, "-m", self.module, *self.arguments(output)], cwd=self.folder, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
 
     def run(self, output: Path, *, timeout: float = 240) -> Ended:

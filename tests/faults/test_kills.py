@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from batchgen_beam.pipelines.main import OK
-from tests.faults.compare import differences, unbalanced
-from tests.faults.job import Job, make_job, run_figures
+from tests.faults.conftest import Reference, make_reference
+from tests.faults.job import run_figures
 from tests.faults.kills import KillPool, Kind, kill_at, plan_kills, run_names
 
 KILLS = int(os.environ.get("KILLS", "20"))
@@ -30,57 +30,69 @@ SIDE_BY_SIDE = 2
 pytestmark = pytest.mark.timeout(300 + 60 * KILLS)
 
 
+def tell(line: str) -> None:
+    """One line at once, for whoever watches for half an hour."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 @dataclass
 class Suite:
     """Kills on one output after another, until none is left."""
 
-    job: Job
-    undisturbed: Path
+    reference: Reference
+    folder: Path
     pool: KillPool
     outputs: itertools.count[int] = field(default_factory=itertools.count)
     resumed: list[int] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
+    def run(self) -> None:
+        """All kills, told as they are done."""
+        tell(f"\n{KILLS} kills, seed {SEED}; the job generates for {self.reference.busy_seconds:.1f} s")
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+            for worker in [threads.submit(self.work) for _ in range(SIDE_BY_SIDE)]:
+                worker.result()
+        for name, count in self.pool.histogram().items():
+            tell(f"{count:4} {name}")
+        tell(f"{sum(self.resumed):4} runs resumed rows from continuations")
+
     def work(self) -> None:
         """One of the threads."""
         while not self.faults and (kills := self.pool.sequence()):
-            output = self.job.folder / f"out-{next(self.outputs)}"
+            output = self.folder / f"out-{next(self.outputs)}"
+            names = []
             while kills:
-                done, missed = kill_at(self.job, output, kills)
+                done, missed = kill_at(self.reference.job, output, kills)
                 kills = kills[len(missed) + 1:]
                 self.pool.put_back(missed)
                 if done is None:
                     break
                 self.pool.record(done)
-            self._end(output)
+                names.append(done.name)
+            faults = self._end(output)
+            tell(f"{output.name}: {', '.join(names)}: {faults or 'all bits are equal'}")
 
-    def _end(self, output: Path) -> None:
-        """The same command once more, which nobody disturbs."""
-        ended = self.job.run(output)
+    def _end(self, output: Path) -> list[str]:
+        """The same command once more, which nobody disturbs; what is wrong then."""
+        ended = self.reference.job.run(output)
         figures = run_figures(output, run_names(output))
         self.resumed.append(sum(run["resumed_rows"] > 0 for run in figures.values()))
         found = [] if ended.code == OK else [f"exit {ended.code}: {ended.err[-2000:]}"]
-        found += found or [*differences(self.undisturbed, output), *unbalanced(output, self.job.rows)]
+        found += found or self.reference.faults(output)
         self.faults += [f"{output.name}: {line}" for line in found]
         if not found:
             shutil.rmtree(output)
+        return found
 
 
 def test_killed_anywhere_the_same_command_ends_with_the_same_bits(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 rows lost, 0 doubled, 0 changed, counts that balance; rows under way go on from where they were."""
-    job = make_job(tmp_path, rows=32, most=420) if FULL else make_job(tmp_path, rows=16, most=300)
-    undisturbed = tmp_path / "undisturbed"
-    assert job.run(undisturbed).code == OK
-    assert unbalanced(undisturbed, job.rows) == []
-    suite = Suite(job, undisturbed, KillPool(plan_kills(KILLS, job.units, SEED)))
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-        for worker in [threads.submit(suite.work) for _ in range(SIDE_BY_SIDE)]:
-            worker.result()
+    used = make_reference(tmp_path, rows=32, most=420) if FULL else reference
+    suite = Suite(used, tmp_path, KillPool(plan_kills(KILLS, used.job.units, SEED)))
     with capsys.disabled():
-        lines = [f"{count:4} {name}" for name, count in suite.pool.histogram().items()]
-        sys.stdout.write("\n".join([f"\n{KILLS} kills, seed {SEED}:", *lines,
-                                    f"{sum(suite.resumed):4} runs resumed rows from continuations", ""]))
+        suite.run()
     assert suite.faults == []
     assert len(suite.pool.done) == KILLS
     assert sum(suite.resumed) >= KILLS * 3 // 10
