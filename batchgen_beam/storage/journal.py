@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,8 @@ from batchgen_beam.storage.journal_rows import HASH, check_part_schema, decode_r
 from batchgen_beam.storage.settling import Entry
 from batchgen_beam.storage.store_errors import store_errors
 
-__all__ = ["ALL_HASHES", "JOURNAL_FOLDER", "MERGED", "Hashes", "Journal", "Part", "PartReading", "UnreadablePart",
-           "are_among", "run_of"]
+__all__ = ["ALL_HASHES", "JOURNAL_FOLDER", "MERGED", "HashReading", "Hashes", "Journal", "Part", "PartReading",
+           "UnreadablePart", "are_among", "run_of"]
 
 JOURNAL_FOLDER = "_journal"
 ALL_HASHES = 1 << 64
@@ -56,6 +56,17 @@ class PartReading:
     entries: tuple[Entry, ...] = ()
     problem: str | None = None
     ignored: tuple[str, ...] = ()
+
+
+class HashReading(NamedTuple):
+    """Which rows a part speaks of.  `problem` says why nothing could be read."""
+
+    hashes: Hashes
+    problem: str | None = None
+
+
+def _skipped(part: Part, error: UnreadablePart) -> str:
+    return f"journal part {part.path} is skipped: {error}"
 
 
 def run_of(path: str) -> str:
@@ -90,16 +101,16 @@ class Journal:
         write_atomically(path, data)
         return Part(normalise_uri(path), run, len(data), 0.0)
 
-    def hashes(self, part: Part, low: int = 0, high: int = ALL_HASHES) -> Hashes:
+    def hashes(self, part: Part, low: int = 0, high: int = ALL_HASHES) -> HashReading:
         """The key hashes of the part's rows in [low, high), ascending, with repeats.
 
-        Reads one column of the row groups that have any; none of a part that can't be read (`entries` says why).
+        Reads one column of the row groups that have any.
         """
         try:
             with _opened(part) as file:
-                return _file_hashes(file, low, high)
-        except UnreadablePart:
-            return np.empty(0, np.uint64)
+                return HashReading(_file_hashes(file, low, high))
+        except UnreadablePart as error:
+            return HashReading(np.empty(0, np.uint64), _skipped(part, error))
 
     def entries(self, part: Part, *, low: int = 0, high: int = ALL_HASHES, only: Hashes | None = None) -> PartReading:
         """The entries whose key hash is in [low, high) and, where it is given, in `only` (ascending)."""
@@ -114,7 +125,7 @@ class Journal:
                         found.extend(decoded.entries)
                         ignored.extend(decoded.ignored)
         except UnreadablePart as error:
-            return PartReading(problem=f"journal part {part.path} is skipped: {error}")
+            return PartReading(problem=_skipped(part, error))
         return PartReading(tuple(found), None, tuple(ignored))
 
     def delete(self, part: Part) -> bool:

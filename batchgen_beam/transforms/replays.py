@@ -6,6 +6,7 @@ index of key hashes for each lane, read once per part.  Does not know Beam or th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from batchgen_beam.storage.settling import Entry, Settled, settle_entries
 from batchgen_beam.transforms.recording import JournalPlace
 
 __all__ = ["LaneReplays"]
+
+LOG = logging.getLogger(__name__)
 
 
 class LaneReplays:
@@ -38,12 +41,20 @@ class LaneReplays:
     def refresh(self) -> None:
         """Index the parts that have appeared."""
         with self._refreshing:
-            fresh = [part for part in self._journal.parts() if part.path not in self._known]
-            self._known.update(part.path for part in fresh)
-            found = [(part, self._journal.hashes(part, *self._range)) for part in fresh]
-            self._index += [(part, hashes) for part, hashes in found if len(hashes)]
-            if found:
-                self._all = np.unique(np.concatenate([self._all, *(hashes for _, hashes in found)]))
+            for part in self._journal.parts():
+                if part.path not in self._known:
+                    self._look_into(part)
+            self._all = np.unique(np.concatenate([self._all, *(hashes for _, hashes in self._index)]))
+
+    def _look_into(self, part: Part) -> None:
+        """A part that can't be read now may be readable the next time."""
+        hashes, problem = self._journal.hashes(part, *self._range)
+        if problem is not None:
+            LOG.warning("%s", problem)
+            return
+        self._known.add(part.path)
+        if len(hashes):
+            self._index.append((part, hashes))
 
     def find(self, rows: Sequence[EngineRow]) -> dict[str, Settled]:
         """What the journal says about these rows, by row key text; rows that it does not know are left out."""
@@ -56,7 +67,12 @@ class LaneReplays:
         for part, hashes in self._index:
             here = wanted[are_among(wanted, hashes)]
             if len(here):
-                low, high = int(here[0]), int(here[-1]) + 1
-                for entry in self._journal.entries(part, low=low, high=high, only=here).entries:
+                for entry in self._read(part, here):
                     found[entry.key.text].append(entry)
         return {text: settle_entries(found[text], retry=self._retry) for text in texts & found.keys()}
+
+    def _read(self, part: Part, hashes: Hashes) -> tuple[Entry, ...]:
+        reading = self._journal.entries(part, low=int(hashes[0]), high=int(hashes[-1]) + 1, only=hashes)
+        for reason in filter(None, (reading.problem, *reading.ignored)):
+            LOG.warning("%s: %s", part.path, reason)
+        return reading.entries

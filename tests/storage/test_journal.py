@@ -45,7 +45,7 @@ def problem(journal: Journal, part: Part) -> str:
     assert (reading.entries, reading.ignored) == ((), ())
     assert reading.problem is not None
     assert part.path in reading.problem
-    assert len(journal.hashes(part)) == 0
+    assert len(journal.hashes(part).hashes) == 0
     return reading.problem
 
 
@@ -120,7 +120,7 @@ def test_a_part_without_entries_is_read_as_such(journal: Journal) -> None:
     part = journal.write("r", [])
     assert journal.entries(part).entries == ()
     assert journal.entries(part).problem is None
-    assert len(journal.hashes(part)) == 0
+    assert len(journal.hashes(part).hashes) == 0
 
 
 def test_ranges_and_hashes_select(journal: Journal) -> None:
@@ -128,12 +128,12 @@ def test_ranges_and_hashes_select(journal: Journal) -> None:
     entries = [outcome(index) for index in range(3000)]
     part = journal.write("r", entries)
     hashes = sorted(entry.key.hash64 for entry in entries)
-    assert journal.hashes(part).tolist() == hashes
+    assert journal.hashes(part).hashes.tolist() == hashes
     low, high = hashes[700], hashes[2200]
-    assert journal.hashes(part, low, high).tolist() == hashes[700:2200]
+    assert journal.hashes(part, low, high).hashes.tolist() == hashes[700:2200]
     assert sorted(entry.key.hash64 for entry in journal.entries(part, low=low, high=high).entries) == hashes[700:2200]
-    assert journal.hashes(part, hashes[-1], 1 << 64).tolist() == hashes[-1:]
-    assert journal.hashes(part, hashes[-1] + 1, 1 << 64).tolist() == []
+    assert journal.hashes(part, hashes[-1], 1 << 64).hashes.tolist() == hashes[-1:]
+    assert journal.hashes(part, hashes[-1] + 1, 1 << 64).hashes.tolist() == []
     only = np.array(sorted(key(index).hash64 for index in (5, 17, 2999, 9999)), np.uint64)
     assert uuids(journal.entries(part, only=only).entries) == ["row-17", "row-2999", "row-5"]
     assert uuids(journal.entries(part, low=key(17).hash64, high=key(17).hash64 + 1, only=only).entries) == ["row-17"]
@@ -167,7 +167,7 @@ def test_only_the_row_groups_that_are_needed_are_read(tmp_path: Path) -> None:
     first = min(entry.key.hash64 for entry in entries)
     assert cost(low=0, high=first) <= whole_footer
     before = WatchedFiles.bytes_read
-    assert len(journal.hashes(part)) == len(entries)
+    assert len(journal.hashes(part).hashes) == len(entries)
     assert WatchedFiles.bytes_read - before < 17 * hash_column + whole_footer < part.size / 2
 
 

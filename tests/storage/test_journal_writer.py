@@ -83,7 +83,7 @@ def test_a_part_is_written_when_the_buffer_has_enough(journal: Journal) -> None:
         writer.add([failure(index) for index in range(PART_ENTRIES + 5)])
         assert written.wait(60)
     writer.close()
-    sizes = sorted(len(journal.hashes(part)) for part in journal.parts())
+    sizes = sorted(len(journal.hashes(part).hashes) for part in journal.parts())
     assert sizes == [5, PART_ENTRIES]
 
 
@@ -94,7 +94,7 @@ def test_a_part_is_written_when_the_entries_are_big_enough(journal: Journal) -> 
     writer.add(big)
     writer.close()
     each = math.ceil(PART_BYTES / estimated_size(big[0]))
-    assert sorted(len(journal.hashes(part)) for part in journal.parts()) == sorted([each, each, 20 - 2 * each])
+    assert sorted(len(journal.hashes(part).hashes) for part in journal.parts()) == sorted([each, each, 20 - 2 * each])
 
 
 def test_a_part_is_written_when_its_oldest_entry_is_old_enough(journal: Journal) -> None:
