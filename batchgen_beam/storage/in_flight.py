@@ -82,18 +82,21 @@ class InFlightFile:
         self._clock = clock
         self._process = _this_process()
         self._rows: Mapping[str, Attempt] = {}
+        self._lines: dict[str, str] = {}
         self._written: float | None = None
 
     def write(self, rows: Mapping[str, Attempt]) -> None:
         """Say which rows (by key text) are in the engine, with what was known about them when they entered.
 
-        Tried once: the engine waits for it, and it matters only if the process dies.
+        An `Attempt` that was told before is not put into words again.  Tried once: the engine waits for it, and it
+        matters only if the process dies.
         """
         now = self._clock()
-        self._rows = dict(rows)
-        facts = {"version": _VERSION, "process": asdict(self._process), "written": now,
-                 "rows": {text: [row.attempts, row.alone, row.length] for text, row in self._rows.items()}}
-        write_atomically(self._path, json.dumps(facts).encode(), pauses=())
+        lines = {text: self._lines[text] if self._rows.get(text) is row else _line(text, row)
+                 for text, row in rows.items()}
+        self._rows, self._lines = dict(rows), lines
+        facts = json.dumps({"version": _VERSION, "process": asdict(self._process), "written": now})
+        write_atomically(self._path, f'{facts[:-1]}, "rows": {{{", ".join(lines.values())}}}}}'.encode(), pauses=())
         self._written = now
 
     def refresh(self) -> None:
@@ -105,6 +108,10 @@ class InFlightFile:
         """The engine has no row any more."""
         self._written = None
         remove(self._path)
+
+
+def _line(text: str, row: Attempt) -> str:
+    return f"{json.dumps(text)}: {json.dumps([row.attempts, row.alone, row.length])}"
 
 
 def dead_attempts(journal: Journal, *, now: float, run: str | None = None) -> dict[str, Attempt]:

@@ -63,6 +63,7 @@ class EngineRecorder:
         self._lock = threading.Lock()
         self._dead: dict[str, Attempt] = {}
         self._convicted: dict[str, Attempt] = {}
+        self._inside: dict[str, Attempt] = {}
         self.look()
 
     # Rows that kill
@@ -103,14 +104,16 @@ class EngineRecorder:
     def entering(self, rows: Collection[EngineRow]) -> None:
         """Leave word of who is in the engine; a refusal costs at most the count of one death.
 
-        What others find out about a row that runs makes it no lonelier than it is.
+        What others find out about a row that runs changes nothing: it counts as it entered.
         """
-        attempts = {}
-        for row in rows:
-            deaths = self._deaths(row, self._dead).attempts
-            attempts[row.key.text] = Attempt(attempts=deaths, alone=deaths >= LONELY_FROM and len(rows) == 1,
-                                             length=_generated(row))
-        self._try_to_tell(lambda: self._in_flight.write(attempts))
+        told, by_itself = self._inside, len(rows) == 1
+        self._inside = {text: told.get(text) or self._attempt(row, by_itself)
+                        for text, row in ((row.key.text, row) for row in rows)}
+        self._try_to_tell(lambda: self._in_flight.write(self._inside))
+
+    def _attempt(self, row: EngineRow, by_itself: bool) -> Attempt:
+        deaths = self._deaths(row, self._dead).attempts
+        return Attempt(attempts=deaths, alone=deaths >= LONELY_FROM and by_itself, length=_generated(row))
 
     def _try_to_tell(self, tell: Callable[[], None]) -> None:
         try:
