@@ -104,9 +104,10 @@ class EngineRecorder:
     def entering(self, rows: Collection[EngineRow]) -> None:
         """Leave word of who is in the engine; a refusal costs at most the count of one death.
 
-        What others find out about a row that runs changes nothing: it counts as it entered.
+        What others find out about a row that runs among others changes nothing: it counts as it entered.
         """
-        told, by_itself = self._inside, len(rows) == 1
+        by_itself = len(rows) == 1
+        told = {} if by_itself else self._inside
         self._inside = {text: told.get(text) or self._attempt(row, by_itself)
                         for text, row in ((row.key.text, row) for row in rows)}
         self._try_to_tell(lambda: self._in_flight.write(self._inside))
