@@ -29,7 +29,7 @@ from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts, check_runner_options, pin_runner
 from batchgen_beam.pipelines.summary import show_summary
 from batchgen_beam.pipelines.worker_faults import user_error_in
-from batchgen_beam.storage.inputs import InputPlan, split_plan
+from batchgen_beam.storage.inputs import InputPlan, pieces_over, split_plan
 from batchgen_beam.storage.journal import Journal, Part
 from batchgen_beam.storage.run_files import (
     read_fingerprint,
@@ -96,6 +96,9 @@ def run_job(options: BatchgenOptions, streams: Streams) -> int:
     if len(plans) > 1:
         streams.note(f"the input is done in {len(plans)} passes of about {PASS_ROWS} rows, which the local runner "
                      "holds in memory, then looked through once more")
+    for uri, count in pieces_over(job.plan, PASS_ROWS) if runner.name == LOCAL else ():
+        streams.note(f"{uri} holds about {count} rows in one piece, all of which the local runner holds in memory; "
+                     "smaller files or row groups need less")
     display = ProgressDisplay(progress_folder(request.output, run), rows=job.plan.rows,
                               interval=request.progress_interval, stream=streams.err)
     try:

@@ -21,7 +21,8 @@ from batchgen_beam.storage.raw_rows import RawBatch
 from batchgen_beam.storage.schemas import check_kept_names
 from batchgen_beam.storage.units import check_distinct_paths
 
-__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "plan_input", "read_task", "split_plan"]
+__all__ = ["ROW_GROUP_BYTES", "InputFile", "InputPlan", "ReadTask", "pieces_over", "plan_input", "read_task",
+           "split_plan"]
 
 ROW_GROUP_BYTES = 512 << 20
 """Row groups whose needed columns are larger than this, uncompressed, draw a warning: each is read by one worker."""
@@ -94,7 +95,7 @@ def split_plan(plan: InputPlan, rows: int) -> list[InputPlan]:
     room = 0
     for file in plan.files:
         for task in file.tasks():
-            count = file.size // LINE_BYTES if task.rows is None else task.rows
+            count = _rows_of(file, task)
             if not parts or count > room:
                 parts.append({})
                 room = rows
@@ -102,6 +103,16 @@ def split_plan(plan: InputPlan, rows: int) -> list[InputPlan]:
             room -= count
     files = {file.uri: file for file in plan.files}
     return [replace(plan, files=tuple(files[uri].only(groups) for uri, groups in part.items())) for part in parts]
+
+
+def pieces_over(plan: InputPlan, rows: int) -> list[tuple[str, int]]:
+    """(URI, about how many rows) of JSONL files and row groups of more than `rows`: nobody takes them in parts."""
+    counted = [(file.uri, _rows_of(file, task)) for file in plan.files for task in file.tasks()]
+    return [(uri, count) for uri, count in counted if count > rows]
+
+
+def _rows_of(file: InputFile, task: ReadTask) -> int:
+    return file.size // LINE_BYTES if task.rows is None else task.rows
 
 
 def plan_input(patterns: Sequence[str], columns: InputColumns, *, output: str | None = None,

@@ -13,7 +13,7 @@ import pytest
 from batchgen_beam.errors import InputError, OptionError
 from batchgen_beam.records import OutputUnit
 from batchgen_beam.settings import InputColumns
-from batchgen_beam.storage.inputs import LINE_BYTES, plan_input, split_plan
+from batchgen_beam.storage.inputs import LINE_BYTES, pieces_over, plan_input, split_plan
 from batchgen_beam.storage.kept_columns import kept_types
 from batchgen_beam.storage.units import Manifest, check_distinct_paths, published_name, unit_text
 from tests.support.storing import read_all, write_lines, write_table
@@ -49,6 +49,7 @@ def test_a_plan_is_split_by_row_groups_in_order(tmp_path: Path) -> None:
     tasks = [task for file in plan.files for task in file.tasks()]
     assert [[task for file in part.files for task in file.tasks()] for part in parts] == [
         tasks[:2], tasks[2:3], tasks[3:4], tasks[4:]]
+    assert pieces_over(plan, 20) == [(plan.files[1].uri, 30)]
     assert split_plan(plan, 1000) == [plan]
     assert split_plan(replace(plan, files=()), 10) == []
 
@@ -59,6 +60,8 @@ def test_lines_that_nobody_has_counted_are_split_by_bytes(tmp_path: Path) -> Non
         write_lines(tmp_path / f"{name}.jsonl", [{"prompt": "x" * LINE_BYTES}] * 10)
     parts = split_plan(plan_input([f"{tmp_path}/*"], InputColumns()), 25)
     assert [[file.uri[-7:] for file in part.files] for part in parts] == [["a.jsonl", "b.jsonl"], ["c.jsonl"]]
+    assert [uri[-7:] for uri, _ in pieces_over(plan_input([f"{tmp_path}/*"], InputColumns()), 9)] == [
+        "a.jsonl", "b.jsonl", "c.jsonl"]
     assert [part.rows for part in split_plan(plan_input([f"{tmp_path}/*"], InputColumns(), limit=15), 12)] == [10, 5]
 
 
