@@ -14,22 +14,35 @@ import random
 import signal
 import subprocess
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from pathlib import Path
 
 from batchgen_beam.records import Failure, Outcome
 from batchgen_beam.storage.journal import JOURNAL_FOLDER, Journal
-from tests.faults.events import Change, Event, FolderWatch, is_merged, is_part, is_report, is_temporary, is_unit
+from tests.faults.events import (
+    Change,
+    Event,
+    FolderWatch,
+    is_part,
+    is_report,
+    is_temporary,
+    is_unit,
+)
 from tests.faults.job import Job
 
 __all__ = ["Kill", "KillPool", "Kind", "answered_rows", "kill_at", "plan_kills", "run_names"]
 
 LONGEST_SECONDS = 240.0
 """So long a command may take until it is killed or has ended, on a machine that does other things too."""
+
+
+STEP_SECONDS = 0.0003
+"""So long a command runs at once where what is waited for passes quickly."""
 
 
 class Kind(IntEnum):
@@ -40,6 +53,14 @@ class Kind(IntEnum):
     RENAMING_UNIT = 2
     PUBLISHING = 3
     COMPACTING = 4
+
+
+class Compaction(Enum):
+    """How far the merging of parts is: a merged one is there, the old ones are gone."""
+
+    NOT_BEGUN = 0
+    UNDER_WAY = 1
+    DONE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +74,9 @@ class Kill:
 
     @property
     def change(self) -> Change:
-        """What happens to the file that is watched for."""
-        renaming = self.kind in (Kind.RENAMING_PART, Kind.RENAMING_UNIT)
-        return Change.CREATED if renaming else Change.APPEARED
+        """What happens to the file that is watched for: a temporary one is created, another gets its name."""
+        temporary = self.kind in (Kind.RENAMING_PART, Kind.RENAMING_UNIT)
+        return Change.CREATED if temporary else Change.APPEARED
 
 
 def _temporary_part(path: str) -> bool:
@@ -66,12 +87,16 @@ def _temporary_unit(path: str) -> bool:
     return is_temporary(path) and not path.startswith(JOURNAL_FOLDER)
 
 
+def _success(path: str) -> bool:
+    return path == "_SUCCESS"
+
+
 def plan_kills(count: int, units: int, seed: int) -> list[Kill]:
     """So many kills in a random order, a fifth in publishing, a twentieth each in compaction and before a rename."""
     draw = random.Random(seed)
     publishing, compacting, renaming = -(-count // 5), -(-count // 18), -(-count // 18)
     kills = [_publishing(index, units, draw) for index in range(publishing)]
-    kills += [Kill(Kind.COMPACTING, "merged part there", is_merged)] * compacting
+    kills += [Kill(Kind.COMPACTING, "merged part there", _success)] * compacting
     kills += [Kill(Kind.RENAMING_UNIT, "temporary unit", _temporary_unit, draw.randint(1, 3)) if index % 3 == 2 else
               Kill(Kind.RENAMING_PART, "temporary part", _temporary_part, draw.randint(2, 3))
               for index in range(renaming)]
@@ -167,16 +192,39 @@ def _is_met(kill: Kill, event: Event, seen: Counter[Kill], job: Job, output: Pat
 
 
 def _killed(process: subprocess.Popen[bytes], kill: Kill, event: Event, job: Job, output: Path) -> bool:
-    """Stop the command and kill it if what was seen still holds."""
-    os.killpg(process.pid, signal.SIGSTOP)
-    stopped = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    if stopped is None or stopped.si_code != os.CLD_STOPPED or not _holds(kill, event, job, output):
-        with suppress(ProcessLookupError):
+    """Stop the command and kill it if what was seen still holds, or will after some steps in slow motion."""
+    with _punctual():
+        while _stopped(process):
+            if _holds(kill, event, job, output):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return True
+            past = kill.kind is not Kind.COMPACTING or compaction(output) is Compaction.DONE
             os.killpg(process.pid, signal.SIGCONT)
-        return False
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return True
+            if past:
+                return False
+            time.sleep(STEP_SECONDS)
+    return False
+
+
+@contextmanager
+def _punctual() -> Iterator[None]:
+    """This thread comes before all others when its time is there, where the system permits it."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Stop the command; False if it has ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGSTOP)
+    state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return state is not None and state.si_code == os.CLD_STOPPED
 
 
 def _holds(kill: Kill, event: Event, job: Job, output: Path) -> bool:
@@ -190,7 +238,7 @@ def _holds(kill: Kill, event: Event, job: Job, output: Path) -> bool:
         case Kind.PUBLISHING:
             return not (output / "_SUCCESS").exists()
         case Kind.COMPACTING:
-            return bool(unmerged_parts(output, event.path))
+            return compaction(output) is Compaction.UNDER_WAY
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -219,11 +267,16 @@ def published_units(output: Path) -> int:
     return sum(1 for _ in (output / "results").rglob("rg-*.parquet"))
 
 
-def unmerged_parts(output: Path, merged: str) -> list[Path]:
-    """Parts of runs that have a report, but for the one that was made of them."""
+def compaction(output: Path) -> Compaction:
+    """How far the compaction behind `_SUCCESS` is, by the parts of runs that have a report."""
     runs = {path.name.removesuffix(".json") for path in (output / "_runs").glob("*.json")}
-    return [path for path in (output / JOURNAL_FOLDER).glob("*/run=*/*.parquet")
-            if path.parent.name.removeprefix("run=") in runs and path != output / merged]
+    success = (output / "_SUCCESS").stat().st_mtime_ns
+    parts = [path for path in (output / JOURNAL_FOLDER).glob("*/run=*/*.parquet")
+             if path.parent.name.removeprefix("run=") in runs]
+    old = [path for path in parts if path.stat().st_mtime_ns < success]
+    if len(old) == len(parts):
+        return Compaction.NOT_BEGUN
+    return Compaction.UNDER_WAY if old else Compaction.DONE
 
 
 def run_names(output: Path) -> list[str]:
