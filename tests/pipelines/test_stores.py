@@ -19,9 +19,9 @@ from tests.support.jobs import published, questions, run_flags, timeless, write_
 from tests.support.object_store import bucket
 from tests.support.stored import parquet_bytes, stored_rows
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
-ROWS = questions(40)
+ROWS = questions(10)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_run_in_s3(model: Path, on_disk: list[dict[str, Any]], s3: list[str]) 
     FileSystems.set_options(parse_options(s3))
     write_atomically("s3://store/in/a.parquet", parquet_bytes(ROWS))
     FileSystems.set_options(None)
-    flags = run_flags("s3://store/in/*.parquet", "s3://store/out", model, "--progress-interval=600", *s3)
+    flags = run_flags("s3://store/in/*.parquet", "s3://store/out", model, "--progress-interval=600", "--lanes=1", *s3)
     assert main(flags) == OK
     assert placeless(stored_rows("s3://store/out")) == on_disk
     assert read_bytes("s3://store/out/_SUCCESS").strip()
