@@ -187,7 +187,10 @@ def _run(options: BatchgenOptions, build: Callable[[beam.Pipeline], beam.PCollec
 
 
 def _wait(result: PipelineResult) -> None:
-    """To the end of the job.  An interrupt ends the job too: left alone, a remote one would keep its workers."""
+    """To the end of the job.  An interrupt cancels the job too: left alone, a remote one would keep its workers.
+
+    Beam's job server for Flink takes it, and yet lets the Flink job go on: it is cancelled at Flink, or does no harm.
+    """
     try:
         result.wait_until_finish()
     except KeyboardInterrupt:
