@@ -77,13 +77,13 @@ def test_a_killed_job_goes_on_where_it_stood_when_it_is_run_again(bench: Bench) 
 
 
 @pytest.mark.parametrize("job", [TINY], indirect=True, ids=["tiny Llama"])
-def test_an_interrupt_of_the_client_ends_the_flink_job(bench: Bench) -> None:
-    """Its slots are free for the same command, which goes on from there."""
+def test_an_interrupted_command_goes_on_where_it_stood(bench: Bench) -> None:
+    """Exit 130.  Beam's job server is told to cancel, forgets the job and leaves it to Flink, where users cancel it."""
     expected = bench.local_rows()
     run = bench.start("interrupted")
     run.when_answered(bench.job.workload.rows // PART)
     assert run.interrupt() == INTERRUPTED, run.words()
-    assert bench.cluster.rest.ended(run.flink_job(), timeout=60) == "CANCELED"
+    bench.cluster.settle()
     first = bench.job.samples("interrupted")
     bench.tell("interrupted", 0.0, first)
     seconds = bench.start("interrupted").ended()
