@@ -57,7 +57,8 @@ class ExpectLength(beam.DoFn):
     def process(self, record: ContinuationRecord) -> Iterator[tuple[str, int]]:
         """See the class."""
         prompt, generated = len(record.prompt_ids), len(record.generated_ids)
-        self._host.judge_move(prompt + generated)
+        if generated:  # a row that has not begun has nothing to move
+            self._host.judge_move(prompt + generated)
         yield record.key.text, expected_remaining(
             prompt=prompt, generated=generated, max_tokens=record.params.max_tokens, context_limit=self._context_limit)
 
