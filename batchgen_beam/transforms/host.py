@@ -75,13 +75,11 @@ class HostSettings:
 class EngineHost:
     """A loaded engine, and what is kept of its rows."""
 
-    def __init__(self, loaded: LoadedEngine, recorder: EngineRecorder | None, place: JournalPlace | None,
-                 seconds: float) -> None:
+    def __init__(self, loaded: LoadedEngine, recorder: EngineRecorder | None, seconds: float) -> None:
         self.loaded = loaded
         self.driver = loaded.driver
         self.load_seconds = seconds
         self._recorder = recorder
-        self._place = place
         self._lock = threading.Lock()
         self._unreported = [seconds]
         self._reported = dict.fromkeys(ENGINE_WORK, 0)
@@ -90,12 +88,13 @@ class EngineHost:
 
     def intake(self, low: int, high: int) -> LaneIntake | None:
         """The intake of the lane of these key hashes; None where there is no journal."""
-        if self._recorder is None or self._place is None:
+        recorder = self._recorder
+        if recorder is None:
             return None
         with self._lock:
             found = self._intakes.get((low, high))
             if found is None:
-                found = self._intakes[low, high] = LaneIntake(self._recorder, LaneReplays(self._place, low, high))
+                found = self._intakes[low, high] = LaneIntake(recorder, LaneReplays(recorder.place, low, high))
             return found
 
     def lane_finished(self) -> None:
@@ -195,7 +194,7 @@ class ProcessHost:
                 recorder = None if place is None else EngineRecorder(place, self._name, self.wording())
                 loaded = load_engine(self.model(), self._settings.engine_settings(), self._settings.content_print,
                                      recorder)
-                self._engine = EngineHost(loaded, recorder, place, self._clock() - started)
+                self._engine = EngineHost(loaded, recorder, self._clock() - started)
                 self.loads += 1
                 LOG.info("engine loaded in %.1f s: %s", self._engine.load_seconds, loaded.summary())
             return self._engine

@@ -8,7 +8,6 @@ Does not know how parts are written (`batchgen_beam.storage`) nor lanes.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,12 +54,11 @@ class EngineRecorder:
                  clock: Callable[[], float] = time.time) -> None:
         """`clock` gives seconds since the epoch."""
         self.checkpoint_seconds = place.settings.checkpoint_seconds
-        self._place = place
+        self.place = place
         self._wording = wording
         self._clock = clock
         self._writer = JournalWriter(place.journal, place.run, place.settings)
         self._in_flight = InFlightFile(place.journal, place.run, process)
-        self._lock = threading.Lock()
         self._dead: dict[str, Attempt] = {}
         self._convicted: dict[str, Attempt] = {}
         self._inside: dict[str, Attempt] = {}
@@ -70,12 +68,11 @@ class EngineRecorder:
 
     def look(self) -> None:
         """Find out which rows processes have died with."""
-        now, place = self._clock(), self._place
+        now, place = self._clock(), self.place
         dead = dead_attempts(place.journal, now=now)
         tried_again = ErrorCode.ENGINE_ERROR in place.retry
         convicted = dead_attempts(place.journal, now=now, run=place.run) if tried_again else dead
-        with self._lock:
-            self._dead, self._convicted = dead, convicted
+        self._dead, self._convicted = dead, convicted
 
     def _deaths(self, row: EngineRow, dead: Mapping[str, Attempt]) -> Attempt:
         """Deaths of processes with this row since it last got anywhere."""
