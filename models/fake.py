@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 
 from batchgen_beam.config.families.fake import FakeConfig
-from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, KernelSet, Layer, LayerState
+from batchgen_beam.models.interface import (
+    BatchView,
+    CacheKind,
+    CacheSpec,
+    KernelSet,
+    Layer,
+    LayerState,
+    Scores,
+    run_layers,
+)
 
 __all__ = ["FakeModel"]
 
@@ -132,15 +141,19 @@ class FakeModel:
         """The ids themselves; the carry collects what each layer read."""
         return LayerState(view.token_ids_T[:, None], {"seen_T": torch.zeros_like(view.token_ids_T)})
 
-    def head(self, x: LayerState, view: BatchView) -> Tensor:
-        """Float32 logits [W, V]: a line of noise, and one token above it, both chosen by what was seen."""
+    def head(self, x: LayerState, view: BatchView) -> Scores:
+        """Whole logits: a line of noise, and one token above it, both chosen by what was seen."""
         seen_W = x.carries["seen_T"][view.wanted_W]
         chosen_W = self._text_ids.start + (seen_W >> 6) % len(self._text_ids)
         if self._config.eos_every and self._config.eos_token_ids:
             ends_W = (seen_W >> 3) % self._config.eos_every == 0
             chosen_W = torch.where(ends_W, self._config.eos_token_ids[0], chosen_W)
         logits_WV = self._noise[seen_W % NOISE_LINES]
-        return logits_WV.scatter_(1, chosen_W[:, None], CHOSEN)
+        return Scores.whole(logits_WV.scatter_(1, chosen_W[:, None], CHOSEN))
+
+    def forward(self, view: BatchView) -> Scores:
+        """One pass; there is nothing to fuse."""
+        return run_layers(self, view)
 
     def _noise_lines(self, device: torch.device) -> Tensor:
         """Printable ids in [0, 4), all others where no sampler meets them, float32 [NOISE_LINES, V]."""

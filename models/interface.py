@@ -4,30 +4,36 @@ Owns the nouns that cross the border: `LayerState`, `CacheSpec`, `BatchView`, an
 and `KernelSet`.  Does not know sequences, scheduling, sampling, files or Beam.
 
 Shape suffixes: T tokens of a packed batch, R rows (sequences) in it, P page-table width, W wanted tokens,
-D hidden size, H query heads, G key/value heads, d head size, V vocabulary, N outputs, K inputs.
+L wanted tokens whose logits are needed whole, D hidden size, H query heads, G key/value heads, d head size,
+V vocabulary, N outputs, K inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from batchgen_beam.models.caches import CacheKind, GroupKey
+from batchgen_beam.models.dense import DenseDecoder
 
 __all__ = [
     "BatchView",
     "CacheKind",
     "CacheSpec",
+    "Forward",
     "GroupKey",
     "KernelSet",
     "Layer",
     "LayerState",
     "Model",
     "PackedWeight",
+    "Scores",
     "run_layers",
 ]
 
@@ -76,7 +82,9 @@ class BatchView:
 
     token_ids_T   int64; positions_T int64, 0-based place in the sequence; row_T int64, row of each token
     offsets_R1    int64, R + 1 entries
-    wanted_W      int64, indices into T whose logits are needed
+    wanted_W      int64, indices into T of the tokens that are followed by a new one
+    whole_W       bool on the host: all logits of the token are needed, not only the greatest
+    eligible      ids from here on are never the greatest
     page_tables   per group int64 [R, P]; unused entries are page 0, which is never written and always zero.
                   In a windowed group the entries of pages that were freed behind the window are 0 too
     state_slots_R int64, slot of each row in `state` entries (empty if the model has none)
@@ -90,10 +98,38 @@ class BatchView:
     row_T: Tensor
     offsets_R1: Tensor
     wanted_W: Tensor
+    whole_W: NDArray[np.bool_]
+    eligible: int
     page_tables: Mapping[GroupKey, Tensor]
     state_slots_R: Tensor
     caches: Sequence[Mapping[str, Tensor]]
     notes: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What the wanted tokens come to.
+
+    logits_LV float32, for tokens that need them, line `line_W[w]`; where that is -1 only ids_W, the greatest eligible
+    logit's id, and logprobs_W, its natural log-probability, NaN where a logit is not finite.  All but the logits are on
+    the host.
+    """
+
+    logits_LV: Tensor
+    line_W: NDArray[np.int64]
+    ids_W: NDArray[np.int64]
+    logprobs_W: NDArray[np.float32]
+
+    @classmethod
+    def whole(cls, logits_WV: Tensor) -> Scores:
+        """Logits of every token."""
+        count = logits_WV.shape[0]
+        return cls(logits_LV=logits_WV, line_W=np.arange(count), ids_W=np.zeros(count, np.int64),
+                   logprobs_W=np.zeros(count, np.float32))
+
+
+Forward = Callable[[BatchView], Scores]
+"""A whole forward pass."""
 
 
 class KernelSet(Protocol):
@@ -101,13 +137,15 @@ class KernelSet(Protocol):
     own row alone, never on T, on the other tokens, or on how the row was cut into chunks.
 
     `recompute` says how a lost KV page is made again with the same bits: `prefill` (every token is its own row) or
-    `replay` (generated tokens have to go through decode steps).
+    `replay` (generated tokens have to go through decode steps).  `wants_zero_pages` says whether it reads positions
+    that were not written, whose pages then have to be zero before use.
     """
 
     name: str
     dtype: torch.dtype
     device: torch.device
     recompute: str
+    wants_zero_pages: bool
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits: device, instruction path, tile, library versions, threads."""
@@ -147,6 +185,12 @@ class KernelSet(Protocol):
     def pack_head(self, weight_VD: Tensor) -> PackedWeight:
         """The output projection in the form that `head` wants."""
 
+    def scores(self, x_WD: Tensor, weight: PackedWeight, view: BatchView) -> Scores:
+        """What the view's wanted tokens come to; a set may give whole logits where fewer would do."""
+
+    def fuse(self, decoder: DenseDecoder) -> Forward | None:
+        """The decoder's forward pass in one call, with the bits of `run_layers`; None where that is no gain."""
+
 
 class Layer(Protocol):
     """One block, with a yield point between its two halves."""
@@ -174,12 +218,15 @@ class Model(Protocol):
     def embed(self, view: BatchView) -> LayerState:
         """The state before the first layer."""
 
-    def head(self, x: LayerState, view: BatchView) -> Tensor:
-        """Float32 logits of `view.wanted_W`, [W, V]; includes the final norm."""
+    def head(self, x: LayerState, view: BatchView) -> Scores:
+        """What the wanted tokens come to; includes the final norm."""
+
+    def forward(self, view: BatchView) -> Scores:
+        """`run_layers`, or something faster with the same bits."""
 
 
-def run_layers(model: Model, view: BatchView) -> Tensor:
-    """One whole forward pass without sub-batches: float32 logits [W, V] of the wanted tokens."""
+def run_layers(model: Model, view: BatchView) -> Scores:
+    """One whole forward pass, operation by operation."""
     state = model.embed(view)
     for index, layer in enumerate(model.layers):
         state = layer.feed_forward(layer.attention(state, view, index))

@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from batchgen_beam.config.families.llama import LlamaConfig
-from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, KernelSet, LayerState, PackedWeight
+from batchgen_beam.models.dense import DenseDecoder, DenseLayer
+from batchgen_beam.models.interface import (
+    BatchView,
+    CacheKind,
+    CacheSpec,
+    GroupKey,
+    KernelSet,
+    LayerState,
+    PackedWeight,
+    Scores,
+    run_layers,
+)
 from batchgen_beam.models.rope import rope_tables
 
 __all__ = ["LlamaLayer", "LlamaModel", "TensorSource"]
@@ -48,6 +59,11 @@ class LlamaLayer:
     def cache_spec(self) -> Sequence[CacheSpec]:
         """Rotated keys and values of every token, `(G, d)` each."""
         return self._keys, self._values
+
+    def dense(self) -> DenseLayer:
+        """The block's weights as data."""
+        return DenseLayer(attention_norm_D=self._attention_norm_D, qkv=self._qkv, out=self._out,
+                          feed_forward_norm_D=self._feed_forward_norm_D, gate_up=self._gate_up, down=self._down)
 
     def attention(self, x: LayerState, view: BatchView, index: int) -> LayerState:
         """Append the batch's keys and values, then attend over each token's row."""
@@ -88,6 +104,16 @@ class LlamaModel:
         self._layers = [LlamaLayer(config, get, kernels, f"layers.{i}") for i in range(config.num_hidden_layers)]
         self._norm_D = get("norm")
         self._head = kernels.pack_head(self._table_VD if config.tie_word_embeddings else get("head"))
+        self._fused = kernels.fuse(self.dense())
+
+    def dense(self) -> DenseDecoder:
+        """The same model as data."""
+        config = self._config
+        return DenseDecoder(
+            layers=tuple(layer.dense() for layer in self._layers), heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads, head_size=config.head_dim, group=GroupKey(CacheKind.PAGED),
+            epsilon=config.rms_norm_eps, table_VD=self._table_VD, norm_D=self._norm_D, head=self._head,
+            cos_Cf=self._rope.cos_Cf, sin_Cf=self._rope.sin_Cf)
 
     @property
     def layers(self) -> Sequence[LlamaLayer]:
@@ -101,8 +127,12 @@ class LlamaModel:
                           {"cos_Tf": torch.index_select(self._rope.cos_Cf, 0, positions_T),
                            "sin_Tf": torch.index_select(self._rope.sin_Cf, 0, positions_T)})
 
-    def head(self, x: LayerState, view: BatchView) -> Tensor:
-        """Float32 logits of the wanted tokens, [W, V]."""
+    def head(self, x: LayerState, view: BatchView) -> Scores:
+        """What the wanted tokens come to."""
         wanted_WD = torch.index_select(x.hidden_TD, 0, view.wanted_W)
         normed_WD = self._kernels.rms_norm(wanted_WD, self._norm_D, self._config.rms_norm_eps)
-        return self._kernels.head(normed_WD, self._head)
+        return self._kernels.scores(normed_WD, self._head, view)
+
+    def forward(self, view: BatchView) -> Scores:
+        """One pass, in one call where the kernel set can."""
+        return run_layers(self, view) if self._fused is None else self._fused(view)

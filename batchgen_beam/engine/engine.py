@@ -13,14 +13,13 @@ from dataclasses import fields
 from itertools import islice
 
 import numpy as np
-from torch import Tensor
 
 from batchgen_beam.engine.batch import PackedBatch, pack
 from batchgen_beam.engine.budget import page_budget
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
 from batchgen_beam.engine.live_rows import LiveRows, view_of
-from batchgen_beam.engine.sampler import sample
+from batchgen_beam.engine.sampler import choose
 from batchgen_beam.engine.scheduler import Plan, PrefillChunk, Schedule, Snapshot, schedule
 from batchgen_beam.engine.sequence import Sequence as RowSequence
 from batchgen_beam.engine.sequence import Status, Wish
@@ -182,8 +181,7 @@ class Engine:
         self._apply(plan)
         batch = pack(self._table, self._live.slot_of, plan.prefill)
         if len(batch.slots_R):
-            bad = self._sample(batch, self._executor.forward(batch))
-            self._visit(batch, plan.prefill, bad)
+            self._visit(batch, plan.prefill, self._run(batch))
         self._count.steps += 1
         self._count.row_steps += len(batch.slots_R)
         self._count.busy_seconds += self._clock() - started
@@ -225,13 +223,14 @@ class Engine:
         for _ in range(sum(seq_id in queued for seq_id in ids)):
             self._queue.popleft().started = self._clock()
 
-    def _sample(self, batch: PackedBatch, logits_WV: Tensor) -> Ints:
+    def _run(self, batch: PackedBatch) -> Ints:
         """One token for every row whose context is computed; returns the slots whose logits are not finite."""
-        slots = batch.slots_R[batch.sampled_R]
+        slots, eligible = batch.slots_R[batch.sampled_R], self._facts.text_vocabulary
+        lines = self._live.lines.take(slots)
+        scores = self._executor.forward(batch, lines.whole, eligible)
         if not len(slots):
             return slots
-        sampled = sample(logits_WV, self._live.lines.take(slots), self._table.context[slots],
-                         self._facts.text_vocabulary)
+        sampled = choose(scores, lines, self._table.context[slots], eligible)
         self._table.record(slots, sampled.ids_W, sampled.logprobs_W, sampled.top_ids_WK, sampled.top_logprobs_WK)
         self._count.generated_tokens += len(slots) - int(sampled.bad_W.sum())
         return slots[sampled.bad_W]

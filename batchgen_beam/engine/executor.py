@@ -17,7 +17,7 @@ from batchgen_beam.engine.batch import PackedBatch
 from batchgen_beam.engine.budget import PageBudget
 from batchgen_beam.engine.kv_pool import PageCopy
 from batchgen_beam.models.caches import GroupKey
-from batchgen_beam.models.interface import BatchView, KernelSet, Model, run_layers
+from batchgen_beam.models.interface import BatchView, KernelSet, Model, Scores
 from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["Executor"]
@@ -31,6 +31,7 @@ class Executor:
     def __init__(self, model: Model, kernels: KernelSet, budget: PageBudget) -> None:
         self._model = model
         self._device = kernels.device
+        self._zeroes = kernels.wants_zero_pages
         self._groups = [{spec.name: spec.group for spec in layer.cache_spec()} for layer in model.layers]
         self._caches = self._allocate(kernels, budget.device)
         self._host = [{name: cache.cpu() for name, cache in layer.items()}
@@ -43,7 +44,7 @@ class Executor:
 
     def clear(self, group: GroupKey, pages: Sequence[int]) -> None:
         """Zero pages before a sequence uses them, so that positions not yet written add exact zeros."""
-        if pages:
+        if pages and self._zeroes:
             index = torch.tensor(pages, device=self._device)
             for cache, _ in self._entries(group):
                 cache.index_fill_(0, index, 0)
@@ -67,8 +68,8 @@ class Executor:
                     yield caches[name], host[name]
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """Float32 logits [W, V] of the wanted tokens, on the device."""
+    def forward(self, batch: PackedBatch, whole_W: NDArray[np.bool_], eligible: int) -> Scores:
+        """What the wanted tokens come to; `whole_W` and `eligible` as in `BatchView`."""
         self.forward_calls += 1
         view = BatchView(
             token_ids_T=self._put(batch.token_ids_T),
@@ -76,11 +77,13 @@ class Executor:
             row_T=self._put(batch.row_T),
             offsets_R1=self._put(batch.offsets_R1),
             wanted_W=self._put(batch.wanted_W),
+            whole_W=whole_W,
+            eligible=eligible,
             page_tables={group: self._put(table) for group, table in batch.page_tables.items()},
             state_slots_R=self._put(batch.state_slots_R),
             caches=self._caches,
         )
-        return run_layers(self._model, view)
+        return self._model.forward(view)
 
     def _put(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -1,7 +1,7 @@
 """From logits to the next token of every row at once, with parameters per row.
 
-Public: `stream_key` once per admitted row and choice, `SamplingLines` kept by the engine for all its slots, `sample`
-once per step, which returns `Sampled`.
+Public: `stream_key` once per admitted row and choice, `SamplingLines` kept by the engine for all its slots, `choose`
+once per step, which returns `Sampled` (`sample` where all logits are there).
 
 Per row, in this order (vLLM v1's): raw log-probabilities; ids beyond the text vocabulary masked; greedy, or
 temperature, top_k, top_p, draw.  The draw is an inverse CDF over the kept ids in ascending order, with float64 sums, at
@@ -24,9 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from batchgen_beam.models.interface import Scores
 from batchgen_beam.records import SamplingParams
 
-__all__ = ["Sampled", "SamplingLines", "sample", "stream_key", "uniform"]
+__all__ = ["Sampled", "SamplingLines", "choose", "sample", "stream_key", "uniform"]
 
 BLOCK_ELEMENTS = 1 << 19
 """Logits that are worked on at once: bounds memory to a few times 4 MiB whatever the batch."""
@@ -64,6 +65,11 @@ class SamplingLines:
         self.stream[slot] = stream
         self.logprobs[slot] = params.logprobs
         self.greedy[slot] = params.greedy
+
+    @property
+    def whole(self) -> npt.NDArray[np.bool_]:
+        """Whether a row needs all its logits, and not only the greatest with its log-probability."""
+        return ~self.greedy | (self.logprobs > 0)
 
     def take(self, slots_W: npt.NDArray[np.int64]) -> SamplingLines:
         """The lines of the wanted rows, copied."""
@@ -106,6 +112,21 @@ def uniform(stream_W: npt.NDArray[np.uint64], position_W: npt.NDArray[np.int64])
     z ^= z >> np.uint64(31)
     fraction_W: npt.NDArray[np.float64] = (z >> np.uint64(11)) * 2.0**-53
     return fraction_W
+
+
+def choose(scores: Scores, lines: SamplingLines, position_W: npt.NDArray[np.int64], text_vocabulary: int) -> Sampled:
+    """The next token of each row: sampled where there are logits, else the greatest that the kernels found."""
+    whole = np.flatnonzero(scores.line_W >= 0)
+    sampled = sample(scores.logits_LV, lines.take(whole), position_W[whole], text_vocabulary)
+    if len(whole) == len(scores.line_W):
+        return sampled
+    rows, width = len(scores.line_W), sampled.top_ids_WK.shape[1]
+    bad_W = np.isnan(scores.logprobs_W)
+    result = Sampled(ids_W=scores.ids_W, logprobs_W=scores.logprobs_W, top_ids_WK=np.zeros((rows, width), np.int64),
+                     top_logprobs_WK=np.zeros((rows, width), np.float32), bad_W=bad_W)
+    for field in fields(Sampled):
+        getattr(result, field.name)[whole] = getattr(sampled, field.name)
+    return result
 
 
 def sample(logits_WV: Tensor, lines: SamplingLines, position_W: npt.NDArray[np.int64], text_vocabulary: int) -> Sampled:

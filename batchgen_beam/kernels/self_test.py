@@ -180,4 +180,5 @@ def _view(rows: list[range], group: GroupKey, pages: int, device: torch.device) 
     table_RP = torch.arange(1, pages + 1, device=device).expand(len(rows), pages)
     return BatchView(token_ids_T=torch.zeros_like(positions_T), positions_T=positions_T,
                      row_T=torch.repeat_interleave(lengths_R), offsets_R1=offsets_R1, wanted_W=offsets_R1[1:] - 1,
+                     whole_W=np.ones(len(rows), np.bool_), eligible=0,
                      page_tables={group: table_RP}, state_slots_R=lengths_R.new_zeros(0), caches=())

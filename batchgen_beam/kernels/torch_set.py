@@ -8,17 +8,17 @@ Does not know architectures, sequences or scheduling.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
+from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_to_pages, paged_attention
-from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec
+from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, Scores
 
 __all__ = ["TILE_ROWS", "TorchKernels"]
 
@@ -32,7 +32,6 @@ _PATHS = ("amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "avx512_f", "avx
 
 _PATH_OVERRIDES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
                    "ATEN_CPU_CAPABILITY")
-_ALIGNMENT = 64
 
 
 class TorchKernels:
@@ -43,6 +42,7 @@ class TorchKernels:
     """
 
     name = "torch"
+    wants_zero_pages = True
 
     def __init__(self, dtype: torch.dtype, *, device: torch.device | str = "cpu",
                  tile_rows: int | None = TILE_ROWS) -> None:
@@ -81,19 +81,9 @@ class TorchKernels:
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages [count, G, page_tokens, d], or state slots [count, *shape]."""
         if spec.kind is CacheKind.STATE:
-            return self._zeroed((count, *spec.shape), spec.dtype)
+            return zeroed((count, *spec.shape), spec.dtype, self.device)
         heads, size = spec.shape
-        return self._zeroed((count, heads, page_tokens, size), spec.dtype)
-
-    def _zeroed(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros, aligned as torch aligns.  On the CPU the system hands out the memory when it is first touched (torch
-        would fill it at once): a pool of many GiB costs nothing until rows use it."""
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-        size = math.prod(shape) * dtype.itemsize
-        raw = torch.from_numpy(np.zeros(size + _ALIGNMENT, np.uint8))
-        start = -raw.data_ptr() % _ALIGNMENT
-        return raw[start : start + size].view(dtype).view(shape)
+        return zeroed((count, heads, page_tokens, size), spec.dtype, self.device)
 
     def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedLinear:
         """`[N_i, K]` weights stacked along N, in the run's dtype."""
@@ -142,3 +132,11 @@ class TorchKernels:
     def head(self, x_WD: Tensor, weight: PackedLinear) -> Tensor:
         """Float32 logits [W, V]."""
         return in_tiles(x_WD.float(), weight, self.tile_rows)
+
+    def scores(self, x_WD: Tensor, weight: PackedLinear, view: BatchView) -> Scores:
+        """Whole logits of all wanted tokens."""
+        return Scores.whole(self.head(x_WD, weight))
+
+    def fuse(self, decoder: DenseDecoder) -> None:
+        """There is no faster way than operation by operation."""
+        del decoder

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from batchgen_beam.engine.kv_pool import KVPool, PoolExhausted
 from batchgen_beam.engine.scheduler import RowView, Snapshot, schedule
@@ -14,7 +13,7 @@ from batchgen_beam.engine.sequence import Status
 from batchgen_beam.errors import ErrorCode, OptionError
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.models.fake import FakeModel
-from batchgen_beam.models.interface import BatchView, LayerState
+from batchgen_beam.models.interface import BatchView, LayerState, Scores
 from batchgen_beam.records import Failure, FinishReason, Outcome
 from tests.engine.rigs import FACTS, KERNELS, Churn, engine, fake_model, kv_bytes, prompt, run, said
 
@@ -24,11 +23,11 @@ class Overflowing(FakeModel):
 
     value = float("nan")
 
-    def head(self, x: LayerState, view: BatchView) -> Tensor:
+    def head(self, x: LayerState, view: BatchView) -> Scores:
         """NaN or infinity in one place of the logits of every token at position 30."""
-        logits = super().head(x, view)
-        logits[view.positions_T[view.wanted_W] == 30, 77] = self.value
-        return logits
+        scores = super().head(x, view)
+        scores.logits_LV[view.positions_T[view.wanted_W] == 30, 77] = self.value
+        return scores
 
 
 def test_one_outcome_per_row_whatever_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,4 +25,5 @@ def view(rows: list[range], table_RP: Tensor, group: GroupKey) -> BatchView:
     offsets_R1 = torch.cat((lengths_R.new_zeros(1), lengths_R.cumsum(0)))
     return BatchView(token_ids_T=torch.zeros_like(positions_T), positions_T=positions_T,
                      row_T=torch.repeat_interleave(lengths_R), offsets_R1=offsets_R1, wanted_W=offsets_R1[1:] - 1,
+                     whole_W=np.ones(len(rows), np.bool_), eligible=0,
                      page_tables={group: table_RP}, state_slots_R=lengths_R.new_zeros(0), caches=())

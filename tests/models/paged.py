@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from batchgen_beam.models.interface import BatchView, CacheKind, GroupKey, KernelSet, Model, run_layers
+from batchgen_beam.models.interface import BatchView, CacheKind, GroupKey, KernelSet, Model
 
 RUBBISH = 77.0
 
@@ -40,7 +41,7 @@ class PagedRun:
         """Logits float32 of each chunk's last token [R, V], or of all tokens [T, V]."""
         ends = torch.tensor([len(ids) for _, ids in chunks]).cumsum(0)
         wanted = torch.arange(int(ends[-1])) if every else ends - 1
-        return run_layers(self._model, self._view(chunks, wanted))
+        return self._model.forward(self._view(chunks, wanted)).logits_LV
 
     def _view(self, chunks: Sequence[Chunk], wanted_W: Tensor) -> BatchView:
         starts = []
@@ -55,7 +56,8 @@ class PagedRun:
         slots = [self.tables[row][group][0] for row, _ in chunks for group in self._state_groups()]
         return BatchView(token_ids_T=tokens, positions_T=positions,
                          row_T=torch.repeat_interleave(torch.arange(len(chunks)), lengths), offsets_R1=offsets,
-                         wanted_W=wanted_W, page_tables=self._page_tables([row for row, _ in chunks]),
+                         wanted_W=wanted_W, whole_W=np.ones(len(wanted_W), np.bool_), eligible=self._model.vocab_size,
+                         page_tables=self._page_tables([row for row, _ in chunks]),
                          state_slots_R=torch.tensor(slots, dtype=torch.int64), caches=self.caches)
 
     def _state_groups(self) -> Iterator[GroupKey]:
