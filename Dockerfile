@@ -29,12 +29,17 @@ RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock
     && uv pip install --no-cache --python /opt/batchgen/bin/python --no-build-isolation --require-hashes \
       -r /tmp/locks/${LOCK}.txt
 
-COPY pyproject.toml README.md LICENSE /tmp/source/
+COPY pyproject.toml setup.py README.md LICENSE /tmp/source/
 COPY batchgen_beam /tmp/source/batchgen_beam
 COPY models /tmp/source/models
 COPY pipelines /tmp/source/pipelines
-RUN uv pip install --no-cache --offline --python /opt/batchgen/bin/python --no-deps --no-build-isolation /tmp/source \
-    && rm -rf /tmp/source /tmp/locks
+# The native kernels need a C++ compiler here and nowhere else.
+# hadolint ignore=DL3008
+RUN added=; command -v c++ > /dev/null || { \
+      apt-get update && apt-get install --yes --no-install-recommends g++ && added=g++; }; \
+    uv pip install --no-cache --offline --python /opt/batchgen/bin/python --no-deps --no-build-isolation /tmp/source \
+    && rm -rf /tmp/source /tmp/locks \
+    && { [ -z "$added" ] || { apt-get purge --yes --auto-remove $added && rm -rf /var/lib/apt/lists/*; }; }
 
 # Beam starts workers through its own entry point, which must not make another environment.
 COPY --from=beam /opt/apache/beam /opt/apache/beam

@@ -1,4 +1,4 @@
-# On a fresh machine with Python >= 3.11 (with venv), a C compiler and make: `make demo` and `make test`.
+# On a fresh machine with Python >= 3.11 (with venv), C and C++ compilers and make: `make demo` and `make test`.
 # Everything is installed into $(VENV) from locks/ (pinned versions and hashes); nothing outside this folder changes.
 
 PYTHON ?= python3
@@ -8,6 +8,7 @@ AIRFLOW ?= $(VENV)-airflow
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 WHEELS := .cache/wheels
+NATIVE := $(wildcard batchgen_beam/kernels/native/*)
 FLINK := .cache/flink
 BOOT := .cache/bin/beam-boot
 DEMO_OUTPUT ?= out/demo
@@ -52,7 +53,7 @@ $(VENV)/.tools: locks/tools.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.tools locks/run.txt pyproject.toml
+$(VENV)/.run: $(VENV)/.tools locks/run.txt pyproject.toml setup.py $(NATIVE)
 	@echo "installing the locked environment (the first time several GB, most of it torch)"
 	$(UV) --require-hashes -r locks/run.txt
 	$(UV) --offline --no-deps --no-build-isolation --editable .

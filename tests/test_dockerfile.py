@@ -156,4 +156,5 @@ def test_the_steps_of_the_image_make_an_environment_that_works(lock: str, tmp_pa
     image.run("batchgen-beam inspect model")
     image.run("uv pip check")
     image.run(f"python -c 'import apache_beam as b; assert b.__version__ == \"{defaults()['BEAM']}\"'")
+    image.run("python -c 'from batchgen_beam.kernels.native_library import library; assert library() is not None'")
     image.run("python -c 'import apache_beam.runners.worker.sdk_worker_main, batchgen_beam.transforms.generate'")

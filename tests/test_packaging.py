@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -42,13 +43,18 @@ def pins(name: str) -> set[tuple[str, str]]:
     return set(PIN.findall((ROOT / "locks" / f"{name}.txt").read_text()))
 
 
+def tracked_copy(folder: Path) -> Path:
+    """The tracked files, as a fresh clone has them."""
+    for path in tracked():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, folder / path, follow_symlinks=False)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist of the tracked files and the wheel that is built from that sdist."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for path in tracked():
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, source / path, follow_symlinks=False)
+    source, out = tracked_copy(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source],
                    check=True, capture_output=True, text=True)
     return out
@@ -79,6 +85,31 @@ def test_the_source_distribution_holds_files_not_links(built: Path) -> None:
         members = archive.getmembers()
     assert [member.name for member in members if member.issym() or member.islnk()] == []
     assert any(member.name.endswith(f"/{PACKAGE}/models/interface.py") for member in members)
+
+
+def test_the_native_library_is_in_the_wheel_and_its_source_in_the_sdist(built: Path) -> None:
+    """One wheel for all versions of Python, which needs no compiler; the sdist can build it again."""
+    wheel = wheel_of(built)
+    if platform.machine() == "x86_64":
+        assert re.search(r"-py3-none-linux_x86_64\.whl$", wheel.name)
+        assert f"{PACKAGE}/kernels/_native.abi3.so" in zipfile.ZipFile(wheel).namelist()
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {path.as_posix() for path in tracked() if path.suffix in {".cpp", ".h"}} <= packed
+
+
+def test_without_a_compiler_the_package_installs_all_the_same(tmp_path: Path) -> None:
+    """A wheel without the library, and one line that says what that means."""
+    source = tracked_copy(tmp_path / "source")
+    nowhere = {"CC": "/nowhere/cc", "CXX": "/nowhere/c++"}
+    done = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, source],
+                          env={**os.environ, **nowhere}, capture_output=True, text=True,
+                          check=True)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "native kernels not built" in line]
+    assert len(told) == (platform.machine() == "x86_64")
+    assert all("torch alone" in line for line in told)
+    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel_of(tmp_path)).namelist())
 
 
 def test_the_script_is_declared() -> None:

@@ -10,18 +10,26 @@ from torch import Tensor
 
 from batchgen_beam.config.families.llama import LlamaConfig
 from batchgen_beam.engine.stats import EngineFacts
+from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.models.llama import LlamaModel
 from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.text.tokenizer import Tokenizer
 from batchgen_beam.weights.loader import load_model
 from tests.determinism.law import Law
+from tests.kernels.sets import NATIVE, native
 
 CONTEXT = 1600
 
 
-def tiny_llama(kernels: TorchKernels) -> LlamaModel:
+def native_kernels(dtype: torch.dtype) -> NativeKernels:
+    """The highest path of this machine, on two threads."""
+    return native(dtype, [path for found, path in NATIVE if found is dtype][-1], 2)
+
+
+def tiny_llama(kernels: KernelSet) -> LlamaModel:
     """A random Llama: grouped heads, K = 1,536 in one product, since that is where kernels differ by batch size."""
     hidden, width, heads, kv_heads, size, vocabulary = 128, 1536, 4, 2, 32, 512
     config = LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=width, num_hidden_layers=2,
@@ -54,19 +62,22 @@ def rows(count: int, vocabulary: int, *, longest: int, new_tokens: int) -> list[
     return prompts
 
 
-def tiny_law(count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32,
+def tiny_law(count: int, *, longest: int, new_tokens: int, kernels: KernelSet | None = None,
              eos_ids: frozenset[int] = frozenset()) -> Law:
-    """The tiny Llama in float32."""
-    kernels = TorchKernels(torch.float32, tile_rows=tile_rows)
+    """The tiny Llama in float32, on the torch kernel set if no other is given."""
+    kernels = kernels or TorchKernels(torch.float32)
     facts = EngineFacts(eos_ids=eos_ids, text_vocabulary=500, content_print="tiny", numeric_print="here")
     settings = EngineSettings(dtype="float32", max_rows=64, step_tokens=256, prefill_chunk=64, kv_memory=1 << 30)
     return Law(model=tiny_llama(kernels), kernels=kernels, facts=facts, settings=settings,
                prompts=rows(count, 500, longest=longest, new_tokens=new_tokens))
 
 
-def smollm2_law(folder: Path, count: int, *, longest: int, new_tokens: int, tile_rows: int | None = 32) -> Law:
-    """SmolLM2-135M-Instruct, converted into `folder`, in bfloat16; random ids as prompts, no row ends early."""
-    kernels = TorchKernels(torch.bfloat16, tile_rows=tile_rows)
+def smollm2_law(folder: Path, count: int, *, longest: int, new_tokens: int, kernels: KernelSet | None = None) -> Law:
+    """SmolLM2-135M-Instruct, converted into `folder`, in bfloat16; random ids as prompts, no row ends early.
+
+    On the torch kernel set if no other is given.
+    """
+    kernels = kernels or TorchKernels(torch.bfloat16)
     model = load_model(folder, kernels)
     vocabulary = Tokenizer.load(folder).vocabulary_size
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=vocabulary, content_print="smollm2", numeric_print="here")

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from batchgen_beam.kernels.self_test import check_invariance
+from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.records import FinishReason
 from batchgen_beam.transforms.model_shapes import model_shapes
 from tests.determinism.law import Law
-from tests.determinism.models import smollm2_law, tiny_law
+from tests.determinism.models import native_kernels, smollm2_law, tiny_law
 
 CHUNKS = (1, 7, 64, 100, 0)
 BATCHES = (2, 7, 32)
 SLOW = pytest.mark.timeout(1200)
+SETS = pytest.mark.parametrize("kernels", ["torch", "native"])
+
+
+def tiny(kernels: str, count: int, **sizes: Any) -> Law:
+    """The tiny Llama on one of the sets."""
+    return tiny_law(count, kernels=native_kernels(torch.float32) if kernels == "native" else None, **sizes)
+
+
+def smollm2(kernels: str, folder: Path, count: int, **sizes: Any) -> Law:
+    """SmolLM2 on one of the sets."""
+    return smollm2_law(folder, count, kernels=native_kernels(torch.bfloat16) if kernels == "native" else None, **sizes)
 
 
 def hold(law: Law, *, alone: list[str] | None = None) -> None:
@@ -36,36 +50,40 @@ def hold_churned(law: Law, *, pages: int, host_pages: int) -> None:
     assert churned == law.batched(count)
 
 
+@SETS
 @SLOW
-def test_tiny_llama_short() -> None:
+def test_tiny_llama_short(kernels: str) -> None:
     """Eight rows of a tiny float32 Llama, one of them long, some ended by an EOS: the same bits however disturbed."""
-    law = tiny_law(8, longest=300, new_tokens=70, eos_ids=frozenset({7, 77, 177}))
+    law = tiny(kernels, 8, longest=300, new_tokens=70, eos_ids=frozenset({7, 77, 177}))
     reasons = {bits[1] for bits in law.batched(8).values()}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
     hold(law)
 
 
+@SETS
 @SLOW
-def test_tiny_llama_held_and_evicted() -> None:
+def test_tiny_llama_held_and_evicted(kernels: str) -> None:
     """Eight rows, each held twice and all but the oldest evicted twice: the same bits."""
-    hold_churned(tiny_law(8, longest=300, new_tokens=70), pages=30, host_pages=20)
+    hold_churned(tiny(kernels, 8, longest=300, new_tokens=70), pages=30, host_pages=20)
 
 
+@SETS
 @SLOW
-def test_rebuilt_after_every_event() -> None:
+def test_rebuilt_after_every_event(kernels: str) -> None:
     """Rows of a float32 Llama, rebuilt from their records in a fresh engine after each event: the same bits."""
-    law = tiny_law(3, longest=300, new_tokens=80)
+    law = tiny(kernels, 3, longest=300, new_tokens=80)
     reference = law.alone()
     runs = law.resumed_after_each_event(3)
     assert len(runs) > 6
     assert all(bits == reference for bits in runs)
 
 
+@SETS
 @SLOW
 @pytest.mark.smollm2
-def test_smollm2_short(smollm2_folder: Path) -> None:
+def test_smollm2_short(kernels: str, smollm2_folder: Path) -> None:
     """Four rows of SmolLM2 in bfloat16: the same bits alone, together, and shuffled in pairs and small chunks."""
-    law = smollm2_law(smollm2_folder, 4, longest=100, new_tokens=20)
+    law = smollm2(kernels, smollm2_folder, 4, longest=100, new_tokens=20)
     reference = law.batched(4)
     assert law.alone() == reference
     assert law.batched(2, chunk=7, seed=3) == reference
@@ -81,30 +99,34 @@ def break_the_law(law: Law) -> None:
 @SLOW
 def test_untiled_products_break_the_law_of_the_tiny_llama() -> None:
     """The comparison can fail: with plain, untiled float32 products a row's bits depend on its company."""
-    break_the_law(tiny_law(6, longest=60, new_tokens=12, tile_rows=None))
+    untiled = TorchKernels(torch.float32, tile_rows=None)
+    break_the_law(tiny_law(6, longest=60, new_tokens=12, kernels=untiled))
 
 
 @SLOW
 @pytest.mark.smollm2
 def test_untiled_products_break_the_law_of_smollm2(smollm2_folder: Path) -> None:
     """The comparison can fail: with plain, untiled bfloat16 products a row's bits depend on its company."""
-    break_the_law(smollm2_law(smollm2_folder, 6, longest=60, new_tokens=12, tile_rows=None))
+    untiled = TorchKernels(torch.bfloat16, tile_rows=None)
+    break_the_law(smollm2_law(smollm2_folder, 6, longest=60, new_tokens=12, kernels=untiled))
 
 
+@SETS
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_tiny_llama_long() -> None:
+def test_tiny_llama_long(kernels: str) -> None:
     """32 rows, at least 256 new tokens, contexts beyond 1,024, float32."""
-    law = tiny_law(32, longest=1100, new_tokens=256)
+    law = tiny(kernels, 32, longest=1100, new_tokens=256)
     hold(law)
     hold_churned(law, pages=60, host_pages=40)
 
 
+@SETS
 @pytest.mark.long
 @pytest.mark.smollm2
 @pytest.mark.timeout(7200)
-def test_smollm2_long(smollm2_folder: Path) -> None:
+def test_smollm2_long(kernels: str, smollm2_folder: Path) -> None:
     """32 rows, at least 256 new tokens, contexts beyond 1,024, bfloat16."""
-    law = smollm2_law(smollm2_folder, 32, longest=1100, new_tokens=256)
+    law = smollm2(kernels, smollm2_folder, 32, longest=1100, new_tokens=256)
     hold(law)
     hold_churned(law, pages=60, host_pages=40)

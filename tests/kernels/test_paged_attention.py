@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from batchgen_beam.kernels.paged_attention import query_block
-from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import CacheKind, CacheSpec
+from tests.kernels.sets import BFLOAT16_SETS, EVERY_SET, FLOAT32_SETS, MakeKernels
 from tests.kernels.views import PAGE, tables, view
 
 CONTEXTS = [300, 65, 64, 1, 130]
@@ -21,12 +21,14 @@ CONTEXTS = [300, 65, 64, 1, 130]
 class Rows:
     """Rows with queries, keys and values of every position, and their filled caches."""
 
-    def __init__(self, dtype: torch.dtype, *, window: int | None = None, contexts: list[int] = CONTEXTS, heads: int = 9,
+    def __init__(self, make: MakeKernels, *, window: int | None = None, contexts: list[int] = CONTEXTS, heads: int = 9,
                  kv_heads: int = 3, size: int = 64) -> None:
         generator = torch.Generator().manual_seed(5)
         kind = CacheKind.PAGED if window is None else CacheKind.WINDOWED
-        self.kernels = TorchKernels(dtype)
-        self.spec = CacheSpec(name="kv", kind=kind, shape=(kv_heads, size), dtype=dtype, window=window)
+        self.kernels = make()
+        dtype = self.kernels.dtype
+        self.spec, self.value_spec = (
+            CacheSpec(name=name, kind=kind, shape=(kv_heads, size), dtype=dtype, window=window) for name in ("k", "v"))
         self.table = tables(contexts, generator)
         self.queries, self.keys, self.values = (
             [(2 * torch.randn(n, h, size, generator=generator)).to(dtype) for n in contexts]
@@ -35,16 +37,23 @@ class Rows:
         self.key_cache, self.value_cache = (self.kernels.allocate(self.spec, pages, PAGE) for _ in range(2))
         everything = view([range(n) for n in contexts], self.table, self.spec.group)
         self.kernels.append(self.key_cache, torch.cat(self.keys), self.spec, everything)
-        self.kernels.append(self.value_cache, torch.cat(self.values), self.spec, everything)
+        self.kernels.append(self.value_cache, torch.cat(self.values), self.value_spec, everything)
 
     def attend(self, parts: dict[int, range], table: Tensor | None = None) -> dict[int, Tensor]:
         """Attention of these positions of these rows in one batch, by row."""
         table = self.table if table is None else table
         batch = view(list(parts.values()), table[list(parts)], self.spec.group)
         queries = torch.cat([self.queries[row][part.start : part.stop] for row, part in parts.items()])
-        mixed = self.kernels.attention(queries, (self.spec, self.key_cache), (self.spec, self.value_cache), batch,
-                                       queries.shape[-1] ** -0.5)
+        mixed = self.kernels.attention(queries, (self.spec, self.key_cache), (self.value_spec, self.value_cache),
+                                       batch, queries.shape[-1] ** -0.5)
         return dict(zip(parts, mixed.split([len(part) for part in parts.values()]), strict=True))
+
+    def by_position(self) -> tuple[Tensor, Tensor]:
+        """Views of both caches as [pages, G, S, d], float32 only: the native set keeps a page's keys side by side."""
+        pages, heads, tokens, size = self.key_cache.shape
+        if self.kernels.name == "native":
+            return self.key_cache.view(pages, heads, size, tokens).transpose(2, 3), self.value_cache
+        return self.key_cache, self.value_cache
 
     def everything(self) -> dict[int, Tensor]:
         return self.attend({row: range(len(q)) for row, q in enumerate(self.queries)})
@@ -71,33 +80,35 @@ def close(found: Tensor, exact: Tensor) -> bool:
     return bool((error <= exact.abs() * ROUNDED[found.dtype] + 2e-5).all())
 
 
-@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("make", EVERY_SET)
 @pytest.mark.parametrize("window", [None, 1, 64, 100])
-def test_attention_is_right(dtype: torch.dtype, window: int | None) -> None:
+def test_attention_is_right(make: MakeKernels, window: int | None) -> None:
     """Every token of every row against dense attention in float64."""
-    rows = Rows(dtype, window=window)
+    rows = Rows(make, window=window)
     for row, found in rows.everything().items():
         assert close(found, rows.reference(row, range(CONTEXTS[row]), window))
 
 
-def test_the_window_matters_to_the_comparison() -> None:
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_the_window_matters_to_the_comparison(make: MakeKernels) -> None:
     """The comparison can fail: a windowed result is far from the reference that sees everything."""
-    rows = Rows(torch.float32, window=100)
+    rows = Rows(make, window=100)
     assert not close(rows.everything()[0], rows.reference(0, range(300), None))
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (8, 1), (14, 2), (6, 3)])
-def test_any_grouping_of_heads(heads: tuple[int, int]) -> None:
-    """Multi-head, grouped and multi-query attention, with a head size that is no power of two."""
-    rows = Rows(torch.float32, heads=heads[0], kv_heads=heads[1], size=80)
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+@pytest.mark.parametrize(("heads", "size"), [((4, 4), 80), ((8, 1), 96), ((14, 2), 16), ((6, 3), 128), ((3, 1), 256)])
+def test_any_grouping_of_heads(make: MakeKernels, heads: tuple[int, int], size: int) -> None:
+    """Multi-head, grouped and multi-query attention, with head sizes that are no powers of two and such that are."""
+    rows = Rows(make, heads=heads[0], kv_heads=heads[1], size=size)
     assert close(rows.everything()[0], rows.reference(0, range(300)))
 
 
-@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("make", EVERY_SET)
 @pytest.mark.parametrize("window", [None, 100])
-def test_prefill_decode_and_company_give_the_same_bits(dtype: torch.dtype, window: int | None) -> None:
+def test_prefill_decode_and_company_give_the_same_bits(make: MakeKernels, window: int | None) -> None:
     """A token alone, in its whole prompt among other rows, and decoded among other rows: one result."""
-    rows = Rows(dtype, window=window)
+    rows = Rows(make, window=window)
     whole = rows.everything()
     for place in range(0, 300, 23):
         assert torch.equal(rows.attend({0: range(place, place + 1)})[0][0], whole[0][place])
@@ -105,54 +116,60 @@ def test_prefill_decode_and_company_give_the_same_bits(dtype: torch.dtype, windo
     assert all(torch.equal(one[0], whole[row][-1]) for row, one in decoded.items())
 
 
-@settings(max_examples=25)
+@pytest.mark.parametrize("make", BFLOAT16_SETS)
+@settings(max_examples=15)
 @given(cuts=st.lists(st.integers(1, 299), max_size=6, unique=True), mates=st.sets(st.sampled_from([1, 2, 3, 4])),
        window=st.sampled_from([None, 70]))
-def test_no_cut_of_a_prompt_changes_a_bit(cuts: list[int], mates: set[int], window: int | None) -> None:
+def test_no_cut_of_a_prompt_changes_a_bit(make: MakeKernels, cuts: list[int], mates: set[int],
+                                          window: int | None) -> None:
     """However a prompt is cut into chunks, so wherever a token stands in its query block, and whoever rides along."""
-    rows = Rows(torch.bfloat16, window=window, heads=6, kv_heads=2, size=32)
+    rows = Rows(make, window=window, heads=6, kv_heads=2, size=32)
     borders = [0, *sorted(cuts), 300]
     company = {row: range(CONTEXTS[row]) for row in mates}
     chunks = [rows.attend({0: range(a, b), **company})[0] for a, b in itertools.pairwise(borders)]
     assert torch.equal(torch.cat(chunks), rows.attend({0: range(300)})[0])
 
 
-def test_contexts_larger_than_the_gather_buffer() -> None:
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_contexts_larger_than_the_gather_buffer(make: MakeKernels) -> None:
     """A row whose pages are gathered in several slabs: the same bits alone and in company, and right."""
-    rows = Rows(torch.float32, contexts=[4096, 700], heads=9, kv_heads=3)
+    rows = Rows(make, contexts=[4096, 700], heads=9, kv_heads=3)
     last = range(4064, 4096)
     together = rows.attend({0: last, 1: range(700)})[0]
     assert torch.equal(together[-1:], rows.attend({0: range(4095, 4096)})[0])
     assert close(together, rows.reference(0, last))
 
 
-def test_pages_behind_the_window_may_be_gone() -> None:
+@pytest.mark.parametrize("make", EVERY_SET)
+def test_pages_behind_the_window_may_be_gone(make: MakeKernels) -> None:
     """A windowed group frees pages behind the window: their table entries become 0 and no bit changes."""
-    rows = Rows(torch.bfloat16, window=70)
+    rows = Rows(make, window=70)
     freed = rows.table.clone()
     freed[0, :3] = 0
     part = {0: range(270, 300)}
     assert torch.equal(rows.attend(part, freed)[0], rows.attend(part)[0])
 
 
+@pytest.mark.parametrize("make", FLOAT32_SETS)
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), 1e30])
-def test_what_an_earlier_owner_left_is_never_seen(junk: float) -> None:
+def test_what_an_earlier_owner_left_is_never_seen(make: MakeKernels, junk: float) -> None:
     """Slots after a row's last token may hold anything, not-a-number included, and change no bit."""
-    rows = Rows(torch.float32)
+    rows = Rows(make)
     before = rows.everything()
     for row, context in enumerate(CONTEXTS):
         used = (context - 1) % PAGE + 1
-        for cache in (rows.key_cache, rows.value_cache):
+        for cache in rows.by_position():
             cache[rows.table[row, (context - 1) // PAGE], :, used:] = junk
     after = rows.everything()
     assert all(torch.equal(after[row], before[row]) for row in before)
 
 
-def test_a_row_of_nan_keeps_it_to_itself() -> None:
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_a_row_of_nan_keeps_it_to_itself(make: MakeKernels) -> None:
     """Not-a-number in one row's keys and values reaches that row's later tokens and no other row."""
-    rows = Rows(torch.float32)
+    rows = Rows(make)
     before = rows.everything()
-    for cache in (rows.key_cache, rows.value_cache):
+    for cache in rows.by_position():
         cache[rows.table[0, 1], :, 10] = torch.nan
     after = rows.everything()
     assert after[0][PAGE + 10 :].isnan().all()
@@ -160,9 +177,10 @@ def test_a_row_of_nan_keeps_it_to_itself() -> None:
     assert all(torch.equal(after[row], before[row]) for row in (1, 2, 3, 4))
 
 
-def test_extreme_scores_stay_finite() -> None:
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_extreme_scores_stay_finite(make: MakeKernels) -> None:
     """Scores of plus and minus thousands: the weights are one and exact zeros, not infinities."""
-    rows = Rows(torch.float32)
+    rows = Rows(make)
     rows.queries[0] *= 1000
     found = rows.everything()[0]
     assert found.isfinite().all()

@@ -1,0 +1,77 @@
+// What one instruction path computes: single-threaded pieces that know nothing of batches, layers or threads.
+//
+// Owns the memory forms that all paths share.  Activations are rows of bfloat16 or float32, K consecutive values.
+// A weight is a list of panels of 32 outputs: [K / pair][32][pair], pair = 2 for bfloat16, 1 for float32; outputs and
+// inputs beyond the matrix are zero.  A KV page of one head holds keys as [d / pair][64][pair] and values as [64][d].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace batchgen {
+
+constexpr int PANEL = 32;  // outputs of one panel
+constexpr int PAGE = 64;   // tokens of one KV page
+
+// The tokens of one row that one task attends for, in one KV head.  Line = token x query head of the group.
+struct Queries {
+  const void* q;           // first token's first query head of this group
+  void* out;               // the same place in the result
+  int64_t token_stride;    // elements from a token's q to the next one's
+  int64_t out_stride;      // the same for `out`
+  int tokens;              // consecutive tokens of the row
+  int heads;               // query heads of the group
+  int64_t size;            // values of one head, a multiple of 16
+  int64_t position;        // of the first token
+  const int64_t* pages;    // the row's page table
+  const void* keys;        // page 0 of this KV head
+  const void* values;
+  int64_t page_stride;     // elements from a page to the next one, the same for keys and values
+  int64_t window;          // 0: sees all
+  float scale;
+  const void* next;        // keys that will be needed after these
+};
+
+// Where the results of a panel go.  `rows` of `tile` are PANEL apart.
+struct Finish {
+  const float* bias;       // of the panel's first output, or null
+  void* out;               // first row, first of the panel's outputs
+  int64_t stride;          // elements between rows of `out`
+  int columns;             // outputs of the panel that exist
+};
+
+// One line of logits seen so far: the greatest, the sum of exp(x - greatest), NaN once a logit was not finite, and the
+// greatest of those that may be chosen with the first id that has it.
+struct Best {
+  double sum;
+  float greatest;
+  float choice;
+  int32_t id;
+};
+
+struct Arithmetic {
+  int rows;                // greatest number of rows of one `product`
+  int pair;                // inputs that lie together in a panel
+  int item;                // bytes of one value
+
+  // tile[r][c] = sum over k, in ascending order and one chain, of a[r][k] * panel[k][c]
+  void (*product)(const void* a, int64_t stride, int rows, const void* panel, int64_t inputs, float* tile);
+  void (*keep)(const float* tile, int rows, const Finish& to);      // out = tile + bias
+  void (*add)(const float* tile, int rows, const Finish& to);       // out += tile + bias, both rounded
+  void (*gate)(float* gate, const float* up, int rows, const Finish& gates, const Finish& ups);  // out = silu(g) * u
+  void (*best)(const float* tile, int rows, int columns, int eligible, int32_t first, Best* lines);
+  void (*norm)(const void* x, const void* weight, int64_t size, float epsilon, void* out);
+  void (*swiglu)(const void* gate_up, int64_t inner, void* out);
+  void (*rope)(const void* x, const float* cosines, const float* sines, int64_t half, void* out);
+  void (*put_key)(const void* x, int64_t size, void* page, int64_t slot);
+  void (*attend)(const Queries& queries, void* scratch);
+};
+
+// Bytes of scratch that `attend` needs for so many lines of so many values.
+inline size_t attend_scratch(int64_t lines, int64_t size) { return lines * (size * 4 + 16) + 16 * PAGE * 4; }
+
+const Arithmetic* avx2_arithmetic(bool half);
+const Arithmetic* avx512_arithmetic(bool half);
+const Arithmetic* avx512_bf16_arithmetic();
+
+}  // namespace batchgen

@@ -1,0 +1,432 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "team.h"
+
+namespace batchgen {
+namespace {
+
+constexpr int MOST_ROWS = 16;             // of any path's `product`
+constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
+constexpr int64_t PANELS = 2;             // of one task
+constexpr int64_t HEAD_PANELS = 16;       // of one task of the head: also the order in which its sums are added
+constexpr int64_t LINES = 8;              // tokens of one task that goes token by token
+constexpr int64_t TASKS = 8;              // of one thread in one phase of attention, where there is enough to do
+constexpr int64_t MOST_UNITS = 24;        // of one such task
+constexpr int64_t QUERY_LINES = 48;       // of one attention task: a page is in the nearest cache for all of them
+
+int64_t blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+const void* at(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+void* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
+
+struct alignas(64) Tile {
+  float value[MOST_ROWS * PANEL];
+};
+
+// Panels of a weight, in bytes.
+int64_t panel_bytes(const Arithmetic& a, int64_t inputs) { return blocks(inputs, a.pair) * a.pair * PANEL * a.item; }
+
+// The blocks of rows of one chunk, about equal in size: `use(first row, rows)`.
+template <class Use> void row_blocks(const Arithmetic& a, int64_t begin, int64_t end, Use use) {
+  const int64_t count = blocks(end - begin, a.rows), size = blocks(end - begin, count);
+  for (int64_t row = begin; row < end; row += size) use(row, static_cast<int>(std::min(size, end - row)));
+}
+
+// One task of a product: panels [first, last) of one weight, one chunk of rows.
+struct Span {
+  int64_t first_panel, last_panel, first_row, last_row;
+};
+
+class Spans {
+ public:
+  Spans(int64_t outputs, int64_t tokens, int64_t panels)
+      : panels_(blocks(outputs, PANEL)), size_(panels), groups_(blocks(panels_, panels)), tokens_(tokens) {}
+  int64_t count() const { return groups_ * blocks(tokens_, CHUNK); }
+  Span operator[](int64_t i) const {
+    const int64_t panel = i % groups_ * size_, row = i / groups_ * CHUNK;
+    return {panel, std::min(panels_, panel + size_), row, std::min(tokens_, row + CHUNK)};
+  }
+
+ private:
+  int64_t panels_, size_, groups_, tokens_;
+};
+
+Finish finish(const Arithmetic& a, const bg_weight& w, int64_t panel, void* out, int64_t stride, int64_t row) {
+  const int64_t column = panel * PANEL;
+  return {w.bias ? w.bias + column : nullptr, at(out, (row * stride + column) * a.item), stride,
+          static_cast<int>(std::min<int64_t>(PANEL, w.outputs - column))};
+}
+
+using Finisher = void (*)(const float*, int, const Finish&);
+
+// x [tokens, inputs] times one weight, into `out` whose rows are `stride` apart.
+void multiply(const Arithmetic& a, const void* x, const bg_weight& w, const Span& span, void* out, int64_t stride,
+              Finisher finisher) {
+  Tile tile;
+  const int64_t bytes = panel_bytes(a, w.inputs);
+  for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
+    row_blocks(a, span.first_row, span.last_row, [&](int64_t row, int rows) {
+      a.product(at(x, row * w.inputs * a.item), w.inputs, rows, at(w.panels, panel * bytes), w.inputs, tile.value);
+      finisher(tile.value, rows, finish(a, w, panel, out, stride, row));
+    });
+}
+
+// out = silu(x gate) * (x up)
+void multiply_gated(const Arithmetic& a, const void* x, const bg_weight& gate, const bg_weight& up, const Span& span,
+                    void* out) {
+  Tile gates, ups;
+  const int64_t bytes = panel_bytes(a, gate.inputs);
+  for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
+    row_blocks(a, span.first_row, span.last_row, [&](int64_t row, int rows) {
+      const void* line = at(x, row * gate.inputs * a.item);
+      a.product(line, gate.inputs, rows, at(gate.panels, panel * bytes), gate.inputs, gates.value);
+      a.product(line, gate.inputs, rows, at(up.panels, panel * bytes), up.inputs, ups.value);
+      a.gate(gates.value, ups.value, rows, finish(a, gate, panel, out, gate.outputs, row),
+             finish(a, up, panel, out, gate.outputs, row));
+    });
+}
+
+// --- attention --------------------------------------------------------------------------------------------------------
+
+// Consecutive tokens of one row.
+struct Block {
+  int64_t row, token, count;
+};
+
+// The longest contexts first: what is left for the end is short.
+std::vector<Block> query_blocks(const bg_batch& batch, const bg_attention_shape& shape) {
+  const int64_t most = std::max<int64_t>(1, QUERY_LINES / (shape.heads / shape.kv_heads));
+  std::vector<Block> found;
+  for (int64_t row = 0; row < batch.rows; row++)
+    for (int64_t token = batch.offsets[row]; token < batch.offsets[row + 1]; token += most)
+      found.push_back({row, token, std::min(most, batch.offsets[row + 1] - token)});
+  std::stable_sort(found.begin(), found.end(), [&](const Block& one, const Block& other) {
+    return batch.positions[one.token] * one.count > batch.positions[other.token] * other.count;
+  });
+  return found;
+}
+
+// One unit: the tokens of one block in one KV head.  A task is some units that follow each other in memory.
+struct Attention {
+  const Arithmetic& a;
+  const bg_batch& batch;
+  const bg_attention_shape& shape;
+  const std::vector<Block>& queries;
+  const int64_t grain;
+
+  Attention(const Arithmetic& arithmetic, const bg_batch& packed, const bg_attention_shape& heads,
+            const std::vector<Block>& found, int threads)
+      : a(arithmetic), batch(packed), shape(heads), queries(found),
+        grain(std::clamp<int64_t>(units() / (TASKS * threads), 1, MOST_UNITS)) {}
+
+  int64_t units() const { return static_cast<int64_t>(queries.size()) * shape.kv_heads; }
+  int64_t count() const { return blocks(units(), grain); }
+
+  size_t scratch() const {
+    const int64_t heads = shape.heads / shape.kv_heads;
+    return attend_scratch(std::max(QUERY_LINES, heads), shape.size);
+  }
+
+  void run(int64_t task, const void* q, int64_t stride, const bg_cache& cache, void* out, void* scratch) const {
+    for (int64_t unit = task * grain; unit < std::min(units(), (task + 1) * grain); unit++)
+      attend(unit, q, stride, cache, out, scratch);
+  }
+
+ private:
+  const int64_t* pages(const Block& block) const { return batch.page_table + block.row * batch.table_width; }
+
+  // The first page of a unit's keys.
+  const void* first_keys(int64_t unit, const bg_cache& cache) const {
+    const int64_t page = pages(queries[unit / shape.kv_heads])[0];
+    return at(cache.keys, (page * shape.kv_heads + unit % shape.kv_heads) * PAGE * shape.size * a.item);
+  }
+
+  void attend(int64_t unit, const void* q, int64_t stride, const bg_cache& cache, void* out, void* scratch) const {
+    const Block& block = queries[unit / shape.kv_heads];
+    const int64_t kv_head = unit % shape.kv_heads, heads = shape.heads / shape.kv_heads;
+    const int64_t column = kv_head * heads * shape.size, width = shape.heads * shape.size;
+    const int64_t page = PAGE * shape.size * a.item * kv_head;
+    a.attend({at(q, (block.token * stride + column) * a.item), at(out, (block.token * width + column) * a.item), stride,
+              width, static_cast<int>(block.count), static_cast<int>(heads), shape.size, batch.positions[block.token],
+              pages(block), at(cache.keys, page), at(cache.values, page), PAGE * shape.size * shape.kv_heads,
+              shape.window, shape.scale, unit + 1 < units() ? first_keys(unit + 1, cache) : nullptr},
+             scratch);
+  }
+};
+
+// Row of each token.
+std::vector<int64_t> rows_of(const bg_batch& batch) {
+  std::vector<int64_t> row(batch.tokens);
+  for (int64_t r = 0; r < batch.rows; r++)
+    std::fill(row.begin() + batch.offsets[r], row.begin() + batch.offsets[r + 1], r);
+  return row;
+}
+
+// The page of a token's position in its row, and the slot in it: one KV head of `cache`.
+void* page_of(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
+              int64_t kv_head, void* cache) {
+  const int64_t page = batch.page_table[row * batch.table_width + batch.positions[token] / PAGE];
+  return at(cache, (page * shape.kv_heads + kv_head) * PAGE * shape.size * a.item);
+}
+
+void append_key(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
+                const void* x, void* cache) {
+  for (int64_t head = 0; head < shape.kv_heads; head++)
+    a.put_key(at(x, head * shape.size * a.item), shape.size, page_of(a, batch, shape, row, token, head, cache),
+              batch.positions[token] % PAGE);
+}
+
+void append_value(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row,
+                  int64_t token, const void* x, void* cache) {
+  const int64_t bytes = shape.size * a.item;
+  for (int64_t head = 0; head < shape.kv_heads; head++)
+    std::memcpy(at(page_of(a, batch, shape, row, token, head, cache), batch.positions[token] % PAGE * bytes),
+                at(x, head * bytes), bytes);
+}
+
+// --- head -------------------------------------------------------------------------------------------------------------
+
+class Head {
+ public:
+  Head(const Arithmetic& a, const bg_weight& weight, int64_t tokens, const bg_result& result)
+      : a_(a), w_(weight), result_(result), spans_(weight.outputs, tokens, HEAD_PANELS),
+        groups_(blocks(weight.outputs, PANEL * HEAD_PANELS)),
+        best_(tokens * groups_, Best{0., -1e30f, -INFINITY, 0}) {}
+
+  int64_t count() const { return spans_.count(); }
+
+  void run(int64_t task, const void* x) {
+    Tile tile;
+    const Span span = spans_[task];
+    const int64_t bytes = panel_bytes(a_, w_.inputs), group = span.first_panel / HEAD_PANELS;
+    for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
+      row_blocks(a_, span.first_row, span.last_row, [&](int64_t row, int rows) {
+        a_.product(at(x, row * w_.inputs * a_.item), w_.inputs, rows, at(w_.panels, panel * bytes), w_.inputs,
+                   tile.value);
+        take(tile.value, row, rows, panel * PANEL, group);
+      });
+  }
+
+  // Of one token, once all tasks have run: the groups in ascending order.
+  void settle(int64_t token) {
+    Best all{0., -1e30f, -INFINITY, 0};
+    for (int64_t group = 0; group < groups_; group++) {
+      const Best& one = best_[token * groups_ + group];
+      const float greatest = std::max(all.greatest, one.greatest);
+      all.sum = all.sum * std::exp(static_cast<double>(all.greatest) - greatest) +
+                one.sum * std::exp(static_cast<double>(one.greatest) - greatest);
+      all.greatest = greatest;
+      if (one.choice > all.choice) {
+        all.choice = one.choice;
+        all.id = one.id;
+      }
+    }
+    result_.ids[token] = all.id;
+    result_.logprobs[token] = static_cast<float>(all.choice - (all.greatest + std::log(all.sum)));
+  }
+
+ private:
+  void take(const float* tile, int64_t row, int rows, int64_t column, int64_t group) {
+    const int columns = static_cast<int>(std::min<int64_t>(PANEL, w_.outputs - column));
+    const int eligible = static_cast<int>(std::clamp<int64_t>(result_.eligible - column, 0, columns));
+    for (int r = 0; r < rows; r++) {
+      const int64_t line = result_.logits_at[row + r];
+      if (line < 0)
+        a_.best(tile + r * PANEL, 1, columns, eligible, static_cast<int32_t>(column), &best_[(row + r) * groups_ + group]);
+      else
+        std::memcpy(result_.logits + line * w_.outputs + column, tile + r * PANEL, columns * sizeof(float));
+    }
+  }
+
+  const Arithmetic& a_;
+  const bg_weight& w_;
+  const bg_result& result_;
+  const Spans spans_;
+  const int64_t groups_;
+  std::vector<Best> best_;
+};
+
+// --- decoder ----------------------------------------------------------------------------------------------------------
+
+// Buffers of one forward pass.  Never cleared: everything is written before it is read.
+struct Buffers {
+  std::vector<char> bytes[6];
+  void* get(int i, int64_t size) {
+    if (static_cast<int64_t>(bytes[i].size()) < size) bytes[i].resize(size + size / 4);
+    return bytes[i].data();
+  }
+};
+
+// One forward pass as its phases; every thread of the team goes through all of them.
+class Pass {
+ public:
+  Pass(const Arithmetic& a, const bg_decoder& decoder, const bg_batch& batch, const bg_cache* caches,
+       const bg_result& result, Buffers& buffers, int threads)
+      : a_(a), d_(decoder), b_(batch), caches_(caches), shape_(decoder.attention), tokens_(batch.tokens),
+        width_((shape_.heads + 2 * shape_.kv_heads) * shape_.size), mixed_width_(shape_.heads * shape_.size),
+        row_(rows_of(batch)), queries_(query_blocks(batch, shape_)), attention_(a, batch, shape_, queries_, threads),
+        head_(a, decoder.head, batch.wanted, result), scratch_(attention_.scratch()) {
+    hidden_ = buffers.get(0, tokens_ * d_.hidden * a.item);
+    normed_ = buffers.get(1, std::max(tokens_, b_.wanted) * d_.hidden * a.item);
+    qkv_ = buffers.get(2, tokens_ * width_ * a.item);
+    mixed_ = buffers.get(3, tokens_ * mixed_width_ * a.item);
+    inner_ = buffers.get(4, tokens_ * d_.inner * a.item);
+    lines_ = buffers.get(5, threads * scratch_);
+  }
+
+  void run(Team& team, int thread) {
+    const int64_t line = d_.hidden * a_.item;
+    team.each(blocks(tokens_, LINES), thread, [&](int64_t i, int) {
+      each_token(i, tokens_, [&](int64_t t) { std::memcpy(at(hidden_, t * line), at(d_.table, b_.token_ids[t] * line), line); });
+    });
+    for (int64_t i = 0; i < d_.layer_count; i++) {
+      attend(team, thread, d_.layers[i], caches_[i]);
+      feed_forward(team, thread, d_.layers[i]);
+    }
+    team.each(blocks(b_.wanted, LINES), thread, [&](int64_t i, int) {
+      each_token(i, b_.wanted, [&](int64_t w) {
+        a_.norm(at(hidden_, b_.wanted_at[w] * line), d_.norm, d_.hidden, d_.epsilon, at(normed_, w * line));
+      });
+    });
+    team.each(head_.count(), thread, [&](int64_t i, int) { head_.run(i, normed_); });
+    team.each(b_.wanted, thread, [&](int64_t w, int) { head_.settle(w); });
+  }
+
+ private:
+  template <class Use> static void each_token(int64_t task, int64_t count, Use use) {
+    for (int64_t t = task * LINES; t < std::min(count, (task + 1) * LINES); t++) use(t);
+  }
+
+  void norm(Team& team, int thread, const void* weight) {
+    const int64_t line = d_.hidden * a_.item;
+    team.each(blocks(tokens_, LINES), thread, [&](int64_t i, int) {
+      each_token(i, tokens_, [&](int64_t t) { a_.norm(at(hidden_, t * line), weight, d_.hidden, d_.epsilon, at(normed_, t * line)); });
+    });
+  }
+
+  void product(Team& team, int thread, const void* x, const bg_weight& w, void* out, int64_t stride, Finisher finisher) {
+    const Spans spans(w.outputs, tokens_, PANELS);
+    team.each(spans.count(), thread, [&](int64_t i, int) { multiply(a_, x, w, spans[i], out, stride, finisher); });
+  }
+
+  // Queries, keys and values are three weights but one phase.
+  void project(Team& team, int thread, const bg_layer& layer) {
+    const Spans q(layer.qkv[0].outputs, tokens_, PANELS), k(layer.qkv[1].outputs, tokens_, PANELS),
+        v(layer.qkv[2].outputs, tokens_, PANELS);
+    team.each(q.count() + k.count() + v.count(), thread, [&](int64_t i, int) {
+      if (i < q.count()) return multiply(a_, normed_, layer.qkv[0], q[i], qkv_, width_, a_.keep);
+      void* out = at(qkv_, layer.qkv[0].outputs * a_.item);
+      if ((i -= q.count()) < k.count()) return multiply(a_, normed_, layer.qkv[1], k[i], out, width_, a_.keep);
+      out = at(out, layer.qkv[1].outputs * a_.item);
+      multiply(a_, normed_, layer.qkv[2], v[i - k.count()], out, width_, a_.keep);
+    });
+  }
+
+  // Rotate queries and keys in place and put keys and values into their pages.
+  void append(int64_t t, const bg_cache& cache) {
+    const int64_t half = shape_.size / 2, turned = shape_.heads + shape_.kv_heads, head = shape_.size * a_.item;
+    void* line = at(qkv_, t * width_ * a_.item);
+    for (int64_t h = 0; h < turned; h++)
+      a_.rope(at(line, h * head), d_.cosines + b_.positions[t] * half, d_.sines + b_.positions[t] * half, half,
+              at(line, h * head));
+    append_key(a_, b_, shape_, row_[t], t, at(line, shape_.heads * head), cache.keys);
+    append_value(a_, b_, shape_, row_[t], t, at(line, turned * head), cache.values);
+  }
+
+  void attend(Team& team, int thread, const bg_layer& layer, const bg_cache& cache) {
+    norm(team, thread, layer.attention_norm);
+    project(team, thread, layer);
+    team.each(blocks(tokens_, LINES), thread,
+              [&](int64_t i, int) { each_token(i, tokens_, [&](int64_t t) { append(t, cache); }); });
+    team.each(attention_.count(), thread, [&](int64_t i, int who) {
+      attention_.run(i, qkv_, width_, cache, mixed_, at(lines_, who * scratch_));
+    });
+    product(team, thread, mixed_, layer.out, hidden_, d_.hidden, a_.add);
+  }
+
+  void feed_forward(Team& team, int thread, const bg_layer& layer) {
+    norm(team, thread, layer.feed_forward_norm);
+    const Spans spans(d_.inner, tokens_, PANELS);
+    team.each(spans.count(), thread,
+              [&](int64_t i, int) { multiply_gated(a_, normed_, layer.gate, layer.up, spans[i], inner_); });
+    product(team, thread, inner_, layer.down, hidden_, d_.hidden, a_.add);
+  }
+
+  const Arithmetic& a_;
+  const bg_decoder& d_;
+  const bg_batch& b_;
+  const bg_cache* caches_;
+  const bg_attention_shape& shape_;
+  const int64_t tokens_, width_, mixed_width_;
+  const std::vector<int64_t> row_;
+  const std::vector<Block> queries_;
+  const Attention attention_;
+  Head head_;
+  const int64_t scratch_;
+  void *hidden_, *normed_, *qkv_, *mixed_, *inner_, *lines_;
+};
+
+}  // namespace
+
+void linear(const Arithmetic& a, int threads, const void* x, int64_t tokens, const bg_weight* parts, int count,
+            void* out) {
+  int64_t stride = 0;
+  for (int i = 0; i < count; i++) stride += parts[i].outputs;
+  run_team(threads, [&](Team& team, int thread) {
+    int64_t column = 0;
+    for (int part = 0; part < count; column += parts[part++].outputs) {
+      const Spans spans(parts[part].outputs, tokens, PANELS);
+      team.each(spans.count(), thread, [&](int64_t i, int) {
+        multiply(a, x, parts[part], spans[i], at(out, column * a.item), stride, a.keep);
+      });
+    }
+  });
+}
+
+void attention(const Arithmetic& a, int threads, const void* q, int64_t stride, const bg_batch& batch,
+               const bg_attention_shape& shape, const bg_cache& cache, void* out) {
+  const std::vector<Block> queries = query_blocks(batch, shape);
+  const Attention task(a, batch, shape, queries, threads);
+  std::vector<char> scratch(threads * task.scratch());
+  run_team(threads, [&](Team& team, int thread) {
+    team.each(task.count(), thread, [&](int64_t i, int who) {
+      task.run(i, q, stride, cache, out, scratch.data() + who * task.scratch());
+    });
+  });
+}
+
+void append_keys(const Arithmetic& a, const void* x, int64_t stride, const bg_batch& batch,
+                 const bg_attention_shape& shape, void* cache) {
+  const std::vector<int64_t> row = rows_of(batch);
+  for (int64_t t = 0; t < batch.tokens; t++) append_key(a, batch, shape, row[t], t, at(x, t * stride * a.item), cache);
+}
+
+void append_values(const Arithmetic& a, const void* x, int64_t stride, const bg_batch& batch,
+                   const bg_attention_shape& shape, void* cache) {
+  const std::vector<int64_t> row = rows_of(batch);
+  for (int64_t t = 0; t < batch.tokens; t++)
+    append_value(a, batch, shape, row[t], t, at(x, t * stride * a.item), cache);
+}
+
+void head(const Arithmetic& a, int threads, const void* x, int64_t tokens, const bg_weight& weight,
+          const bg_result& result) {
+  Head task(a, weight, tokens, result);
+  run_team(threads, [&](Team& team, int thread) {
+    team.each(task.count(), thread, [&](int64_t i, int) { task.run(i, x); });
+    team.each(tokens, thread, [&](int64_t w, int) { task.settle(w); });
+  });
+}
+
+void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
+             const bg_cache* caches, const bg_result& result) {
+  thread_local Buffers buffers;
+  Pass pass(a, decoder, batch, caches, result, buffers, threads);
+  run_team(threads, [&](Team& team, int thread) { pass.run(team, thread); });
+}
+
+}  // namespace batchgen

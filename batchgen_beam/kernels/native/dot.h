@@ -1,0 +1,34 @@
+// How one step of a dot product is done where there is no instruction for pairs of bfloat16: widen, two steps.
+// Included by a path after its vectors; the path says how many rows and lines fit into its registers.
+#pragma once
+
+#include <cstring>
+
+namespace {
+
+template <int MOST_ROWS, int MOST_LINES> struct FloatDot {
+  static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES;
+  using Weight = Vec;
+  static Vec weight(const float* p) { return load(p); }
+  static Vec value(const float* p) { return set1(*p); }
+  static Vec step(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
+};
+
+struct Pair {
+  Vec first, second;
+};
+
+template <int MOST_ROWS, int MOST_LINES> struct WidenedDot {
+  static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES;
+  using Weight = Pair;
+  static Pair weight(const uint16_t* p) { return {first_of_pairs(p), second_of_pairs(p)}; }
+  static Pair value(const uint16_t* p) {
+    uint32_t bits[2] = {static_cast<uint32_t>(p[0]) << 16, static_cast<uint32_t>(p[1]) << 16};
+    float x[2];
+    std::memcpy(x, bits, sizeof x);
+    return {set1(x[0]), set1(x[1])};
+  }
+  static Vec step(Vec sum, const Pair& x, const Pair& w) { return fma(x.second, w.second, fma(x.first, w.first, sum)); }
+};
+
+}  // namespace

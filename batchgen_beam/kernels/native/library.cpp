@@ -1,0 +1,95 @@
+// The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call.
+#include <cstring>
+
+#include "decoder.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+using namespace batchgen;
+
+namespace {
+
+constexpr int INTERFACE = 1;
+
+const Arithmetic* find(const char* path, int half) {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (!std::strcmp(path, "avx2")) return avx2 ? avx2_arithmetic(half) : nullptr;
+  if (!std::strcmp(path, "avx512")) return avx512 ? avx512_arithmetic(half) : nullptr;
+  if (!std::strcmp(path, "avx512_bf16"))
+    return half && avx512 && __builtin_cpu_supports("avx512bf16") ? avx512_bf16_arithmetic() : nullptr;
+  return nullptr;
+}
+
+}  // namespace
+
+EXPORT int bg_interface() { return INTERFACE; }
+
+// The arithmetic of a path for bfloat16 (`half`) or float32; null where this machine can't run it.
+EXPORT const void* bg_arithmetic(const char* path, int half) { return find(path, half); }
+
+EXPORT int64_t bg_packed_bytes(const Arithmetic* a, int64_t outputs, int64_t inputs) {
+  return (outputs + PANEL - 1) / PANEL * PANEL * ((inputs + a->pair - 1) / a->pair * a->pair) * a->item;
+}
+
+// [outputs, inputs], row after row, into panels.
+EXPORT void bg_pack(const Arithmetic* a, const char* weight, int64_t outputs, int64_t inputs, char* panels) {
+  std::memset(panels, 0, bg_packed_bytes(a, outputs, inputs));
+  const int64_t steps = (inputs + a->pair - 1) / a->pair;
+  for (int64_t n = 0; n < outputs; n++)
+    for (int64_t k = 0; k < inputs; k++) {
+      const int64_t to = ((n / PANEL * steps + k / a->pair) * PANEL + n % PANEL) * a->pair + k % a->pair;
+      std::memcpy(panels + to * a->item, weight + (n * inputs + k) * a->item, a->item);
+    }
+}
+
+EXPORT void bg_linear(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* parts,
+                      int count, void* out) {
+  linear(*a, threads, x, tokens, parts, count, out);
+}
+
+EXPORT void bg_norm(const Arithmetic* a, const char* x, const void* weight, int64_t tokens, int64_t size, float epsilon,
+                    char* out) {
+  for (int64_t t = 0; t < tokens; t++) a->norm(x + t * size * a->item, weight, size, epsilon, out + t * size * a->item);
+}
+
+EXPORT void bg_swiglu(const Arithmetic* a, const char* gate_up, int64_t tokens, int64_t inner, char* out) {
+  for (int64_t t = 0; t < tokens; t++)
+    a->swiglu(gate_up + t * 2 * inner * a->item, inner, out + t * inner * a->item);
+}
+
+// `x` has `stride` elements between tokens, the heads of one token side by side; `out` is [tokens, heads, size].
+EXPORT void bg_rope(const Arithmetic* a, const char* x, int64_t stride, const float* cosines, const float* sines,
+                    int64_t tokens, int64_t heads, int64_t size, char* out) {
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t h = 0; h < heads; h++)
+      a->rope(x + (t * stride + h * size) * a->item, cosines + t * size / 2, sines + t * size / 2, size / 2,
+              out + (t * heads + h) * size * a->item);
+}
+
+EXPORT void bg_append_keys(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
+                           const bg_attention_shape* shape, void* cache) {
+  append_keys(*a, x, stride, *batch, *shape, cache);
+}
+
+EXPORT void bg_append_values(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
+                             const bg_attention_shape* shape, void* cache) {
+  append_values(*a, x, stride, *batch, *shape, cache);
+}
+
+EXPORT void bg_attention(const Arithmetic* a, int threads, const void* q, int64_t stride, const bg_batch* batch,
+                         const bg_attention_shape* shape, const bg_cache* cache, void* out) {
+  attention(*a, threads, q, stride, *batch, *shape, *cache, out);
+}
+
+EXPORT void bg_head(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* weight,
+                    const bg_result* result) {
+  head(*a, threads, x, tokens, *weight, *result);
+}
+
+EXPORT void bg_forward(const Arithmetic* a, int threads, const bg_decoder* decoder, const bg_batch* batch,
+                       const bg_cache* caches, const bg_result* result) {
+  forward(*a, threads, *decoder, *batch, caches, *result);
+}

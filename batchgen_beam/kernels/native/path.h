@@ -1,0 +1,437 @@
+// The arithmetic of one instruction path, written once over the vectors of `vec_*.h`.
+//
+// Every output value is one chain of operations in a fixed order: how many rows, lines or threads work beside it never
+// reaches its bits.  Included by exactly one translation unit per path, after its vectors and its `Dot`.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+
+#include "arithmetic.h"
+
+namespace {
+
+using batchgen::Arithmetic;
+using batchgen::Best;
+using batchgen::Finish;
+using batchgen::PAGE;
+using batchgen::PANEL;
+using batchgen::Queries;
+
+constexpr int PANEL_VECS = PANEL / LANES;
+constexpr float LOWEST = -1e30f;  // below any score; finite, so that differences are
+
+template <class S> constexpr int PAIR = sizeof(S) == 2 ? 2 : 1;
+
+inline float widen(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline float widen(float x) { return x; }
+
+inline void narrow(float x, float* to) { *to = x; }
+inline void narrow(float x, uint16_t* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  *to = static_cast<uint16_t>(x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// What storing x in S and loading it again gives.
+template <class S> inline Vec rounded(Vec x) {
+  if constexpr (sizeof(S) == 4) return x;
+  alignas(64) S stored[LANES];
+  store(stored, x);
+  return load(stored);
+}
+
+// Values [0, count) of x, zeros behind; count <= LANES.
+template <class S> inline Vec load_part(const S* p, int count) {
+  if (count == LANES) return load(p);
+  alignas(64) S part[LANES] = {};
+  std::memcpy(part, p, count * sizeof(S));
+  return load(part);
+}
+template <class S> inline void store_part(S* p, Vec x, int count) {
+  if (count == LANES) return store(p, x);
+  alignas(64) S part[LANES];
+  store(part, x);
+  std::memcpy(p, part, count * sizeof(S));
+}
+
+// How many of the values from `begin` to before `end` go into one vector.
+inline int part(int64_t begin, int64_t end) { return end - begin < LANES ? static_cast<int>(end - begin) : LANES; }
+
+// e^x for x <= 88, 0 below -87.  Range reduction by Cody and Waite (1980), Taylor terms to the 7th: under 2 ulp.
+inline Vec exponential(Vec x) {
+  const Vec n = nearest(mul(x, set1(1.44269504088896341f)));
+  const Vec r = fma(n, set1(-1.42860682030941723212e-6f), fma(n, set1(-0.693145751953125f), x));
+  Vec y = set1(1.f / 5040);
+  for (float term : {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, .5f, 1.f, 1.f}) y = fma(y, r, set1(term));
+  return keep_unless_less(x, set1(-87.f), mul(y, power_of_two(max(n, set1(-126.f)))));
+}
+
+// --- products ---------------------------------------------------------------------------------------------------------
+
+template <class S, int R>
+void product_rows(const S* a, int64_t stride, const S* panel, int64_t steps, float* tile) {
+  Vec acc[R][PANEL_VECS];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < PANEL_VECS; v++) acc[r][v] = zero();
+  for (int64_t k = 0; k < steps; k++) {
+    const S* line = panel + k * PANEL * PAIR<S>;
+    _mm_prefetch(reinterpret_cast<const char*>(line) + 4096, _MM_HINT_T0);
+    if constexpr (sizeof(S) == 2) _mm_prefetch(reinterpret_cast<const char*>(line) + 4160, _MM_HINT_T0);
+    typename Dot<S>::Weight w[PANEL_VECS];
+#pragma GCC unroll 4
+    for (int v = 0; v < PANEL_VECS; v++) w[v] = Dot<S>::weight(line + v * LANES * PAIR<S>);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const auto x = Dot<S>::value(a + r * stride + k * PAIR<S>);
+#pragma GCC unroll 4
+      for (int v = 0; v < PANEL_VECS; v++) acc[r][v] = Dot<S>::step(acc[r][v], x, w[v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < PANEL_VECS; v++) store(tile + r * PANEL + v * LANES, acc[r][v]);
+}
+
+template <class S, int R>
+void product_of(const S* a, int64_t stride, int rows, const S* panel, int64_t steps, float* tile) {
+  if constexpr (R > 0) {
+    if (rows == R) return product_rows<S, R>(a, stride, panel, steps, tile);
+    product_of<S, R - 1>(a, stride, rows, panel, steps, tile);
+  }
+}
+
+template <class S>
+void product(const void* a, int64_t stride, int rows, const void* panel, int64_t inputs, float* tile) {
+  product_of<S, Dot<S>::ROWS>(static_cast<const S*>(a), stride, rows, static_cast<const S*>(panel),
+                              (inputs + PAIR<S> - 1) / PAIR<S>, tile);
+}
+
+// The vectors of a row of a tile, with bias; `use(first column, vector, columns that exist)`.
+template <class Use> inline void each_vector(const float* line, const Finish& to, Use use) {
+  for (int c = 0; c < to.columns; c += LANES) {
+    const int count = part(c, to.columns);
+    Vec x = load(line + c);
+    if (to.bias) x = add(x, load_part(to.bias + c, count));
+    use(c, x, count);
+  }
+}
+
+template <class S> void keep(const float* tile, int rows, const Finish& to) {
+  for (int r = 0; r < rows; r++) {
+    S* out = static_cast<S*>(to.out) + r * to.stride;
+    each_vector(tile + r * PANEL, to, [&](int c, Vec x, int count) { store_part(out + c, x, count); });
+  }
+}
+
+template <class S> void add_to(const float* tile, int rows, const Finish& to) {
+  for (int r = 0; r < rows; r++) {
+    S* out = static_cast<S*>(to.out) + r * to.stride;
+    each_vector(tile + r * PANEL, to, [&](int c, Vec x, int count) {
+      store_part(out + c, add(load_part(out + c, count), rounded<S>(x)), count);
+    });
+  }
+}
+
+inline Vec gated(Vec gate, Vec up) {
+  const Vec clamped = min(max(sub(zero(), gate), set1(-87.f)), set1(88.f));
+  return mul(divide(gate, add(exponential(clamped), set1(1.f))), up);
+}
+
+template <class S> void gate(float* gates, const float* ups, int rows, const Finish& to, const Finish& up) {
+  for (int r = 0; r < rows; r++) {
+    float* line = gates + r * PANEL;
+    each_vector(line, to, [&](int c, Vec x, int) { store(line + c, rounded<S>(x)); });
+    S* out = static_cast<S*>(to.out) + r * to.stride;
+    each_vector(ups + r * PANEL, up, [&](int c, Vec x, int count) {
+      store_part(out + c, gated(load(line + c), rounded<S>(x)), count);
+    });
+  }
+}
+
+template <class S> void swiglu(const void* gate_up, int64_t inner, void* out) {
+  const S* g = static_cast<const S*>(gate_up);
+  S* to = static_cast<S*>(out);
+  for (int64_t i = 0; i < inner; i += LANES) {
+    const int count = part(i, inner);
+    store_part(to + i, gated(load_part(g + i, count), load_part(g + inner + i, count)), count);
+  }
+}
+
+// --- logits -----------------------------------------------------------------------------------------------------------
+
+// Takes the columns from id `first` on into each line; only the first `eligible` of them may be chosen.
+inline void best(const float* tile, int rows, int columns, int eligible, int32_t first, Best* lines) {
+  for (int r = 0; r < rows; r++) {
+    const float* x = tile + r * PANEL;
+    Best& line = lines[r];
+    Vec top = set1(LOWEST), choice = top, finite = zero();
+    for (int c = 0; c < columns; c += LANES) {
+      const Vec v = load(x + c);
+      top = max(top, keep_lanes(v, set1(LOWEST), 0, columns - c));
+      choice = max(choice, keep_lanes(v, set1(LOWEST), 0, eligible - c));
+      finite = fma(keep_lanes(v, zero(), 0, columns - c), zero(), finite);  // NaN where one value is not finite
+    }
+    const float peak = greatest(top), base = peak > line.greatest ? peak : line.greatest;
+    Vec total = zero();
+    for (int c = 0; c < columns; c += LANES)
+      total = add(total, keep_lanes(exponential(sub(load(x + c), set1(base))), zero(), 0, columns - c));
+    if (base > line.greatest) line.sum *= std::exp(static_cast<double>(line.greatest) - base);
+    line.sum += sum(total) + sum(finite);
+    line.greatest = base;
+    if (greatest(choice) > line.choice)
+      for (int c = 0; c < eligible; c++)
+        if (x[c] > line.choice) {
+          line.choice = x[c];
+          line.id = first + c;
+        }
+  }
+}
+
+// --- lines ------------------------------------------------------------------------------------------------------------
+
+template <class S> void norm(const void* x, const void* weight, int64_t size, float epsilon, void* out) {
+  const S* in = static_cast<const S*>(x);
+  const S* w = static_cast<const S*>(weight);
+  S* to = static_cast<S*>(out);
+  Vec squares = zero();
+  for (int64_t i = 0; i < size; i += LANES) {
+    const Vec v = load_part(in + i, part(i, size));
+    squares = fma(v, v, squares);
+  }
+  const Vec inverse = set1(1.f / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon));
+  for (int64_t i = 0; i < size; i += LANES) {
+    const int count = part(i, size);
+    store_part(to + i, mul(mul(load_part(in + i, count), inverse), load_part(w + i, count)), count);
+  }
+}
+
+template <class S> void rope(const void* x, const float* cosines, const float* sines, int64_t half, void* out) {
+  const S* in = static_cast<const S*>(x);
+  S* to = static_cast<S*>(out);
+  for (int64_t i = 0; i < half; i += LANES) {
+    const int count = part(i, half);
+    const Vec a = load_part(in + i, count), b = load_part(in + half + i, count);
+    const Vec c = load_part(cosines + i, count), s = load_part(sines + i, count);
+    store_part(to + i, sub(mul(a, c), mul(b, s)), count);
+    store_part(to + half + i, add(mul(b, c), mul(a, s)), count);
+  }
+}
+
+template <class S> void put_key(const void* x, int64_t size, void* page, int64_t slot) {
+  const S* in = static_cast<const S*>(x);
+  S* to = static_cast<S*>(page) + slot * PAIR<S>;
+  for (int64_t i = 0; i < size; i += PAIR<S>, to += PAGE * PAIR<S>) std::memcpy(to, in + i, PAIR<S> * sizeof(S));
+}
+
+// --- attention --------------------------------------------------------------------------------------------------------
+
+constexpr int KEYS = 4 * LANES;  // keys whose scores are in registers together
+
+template <class S> inline void clear(S* p, int64_t count) { std::memset(p, 0, count * sizeof(S)); }
+
+constexpr int LINE = 64;  // bytes of a cache line
+
+inline void fetch(const void* p, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += LINE) _mm_prefetch(static_cast<const char*>(p) + at, _MM_HINT_T0);
+}
+
+// Dot products of L queries (PAIR-wise broadcast from `q`) with the keys of one page.  Meanwhile `ahead`, a page of the
+// same size, is brought near; null: nothing is.
+template <class S, int L>
+void score(const S* const* q, int64_t size, const S* page, float* scores, const S* ahead) {
+  for (int first = 0; first < PAGE; first += KEYS) {
+    Vec acc[L][4];
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) acc[l][v] = zero();
+    for (int64_t i = 0; i < size; i += PAIR<S>) {
+      const S* line = page + i * PAGE + first * PAIR<S>;
+      if (ahead && !first) fetch(ahead + i * PAGE, PAGE * PAIR<S> * sizeof(S));
+      typename Dot<S>::Weight k[4];
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) k[v] = Dot<S>::weight(line + v * LANES * PAIR<S>);
+#pragma GCC unroll 8
+      for (int l = 0; l < L; l++) {
+        const auto x = Dot<S>::value(q[l] + i);
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) acc[l][v] = Dot<S>::step(acc[l][v], x, k[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) store(scores + l * PAGE + first + v * LANES, acc[l][v]);
+  }
+}
+
+// sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.  `ahead` is
+// as in `score`.
+template <class S, int L, int V>
+void mix(const float* shares, int begin, int end, const S* values, int64_t size, float* const* sums, const S* ahead) {
+  Vec acc[L][V];
+#pragma GCC unroll 8
+  for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) acc[l][v] = load(sums[l] + v * LANES);
+  for (int t = begin; t < end; t++) {
+    if (ahead) fetch(ahead + t * size, size * sizeof(S));
+    Vec value[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) value[v] = load(values + t * size + v * LANES);
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++) {
+      const Vec share = set1(shares[l * PAGE + t]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) acc[l][v] = fma(share, value[v], acc[l][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) store(sums[l] + v * LANES, acc[l][v]);
+}
+
+template <class S, int L>
+void mix_wide(const float* shares, int begin, int end, const S* values, int64_t size, float* const* sums,
+              const S* ahead) {
+  float* at[L];
+  if (begin >= end) return;
+  for (int64_t d = 0; d < size; d += 4 * LANES, ahead = nullptr) {
+    for (int l = 0; l < L; l++) at[l] = sums[l] + d;
+    switch (size - d < 4 * LANES ? (size - d) / LANES : 4) {
+      case 1: mix<S, L, 1>(shares, begin, end, values + d, size, at, ahead); break;
+      case 2: mix<S, L, 2>(shares, begin, end, values + d, size, at, ahead); break;
+      case 3: mix<S, L, 3>(shares, begin, end, values + d, size, at, ahead); break;
+      default: mix<S, L, 4>(shares, begin, end, values + d, size, at, ahead);
+    }
+  }
+}
+
+// One query line while the pages go by: the greatest score so far, the sum of shares, and the sums of shares * values.
+struct Line {
+  float peak;
+  float total;
+  float* sums;
+};
+
+// Scores of one page become shares under the line's new peak; what was summed before shrinks to it.
+inline void take_page(float* scores, int begin, int end, float scale, int64_t size, Line& line) {
+  Vec top = set1(LOWEST);
+  for (int t = 0; t < PAGE; t += LANES) {
+    const Vec scaled = keep_lanes(mul(load(scores + t), set1(scale)), set1(LOWEST), begin - t, end - t);
+    store(scores + t, scaled);
+    top = max(top, scaled);
+  }
+  const float peak = greatest(top), before = line.peak;
+  line.peak = peak > before ? peak : before;
+  Vec total = zero();
+  for (int t = 0; t < PAGE; t += LANES) {
+    const Vec share = exponential(sub(load(scores + t), set1(line.peak)));
+    store(scores + t, share);
+    total = add(total, share);
+  }
+  alignas(64) float shrink[LANES];
+  store(shrink, exponential(sub(set1(before), set1(line.peak))));
+  line.total = line.total * shrink[0] + sum(total);
+  if (before == line.peak) return;
+  for (int64_t d = 0; d < size; d += LANES) store(line.sums + d, mul(load(line.sums + d), set1(shrink[0])));
+}
+
+// One page of one KV head, and what is needed after it: null where that is near already.
+template <class S> struct Near {
+  const S* keys;
+  const S* values;
+  const S* next_keys;
+  bool fresh;
+};
+
+// L lines over one page; line l sees the keys [begin[l], end[l]) of it, none if that is empty.
+template <class S, int L>
+void attend_page(const S* const* q, float scale, int64_t size, const Near<S>& page, const int* begin, const int* end,
+                 float* scores, Line* lines) {
+  score<S, L>(q, size, page.keys, scores, page.fresh ? page.values : nullptr);
+  int first = 0, last = PAGE;
+  float* sums[L];
+  for (int l = 0; l < L; l++) {
+    sums[l] = lines[l].sums;
+    first = begin[l] > first ? begin[l] : first;
+    last = end[l] < last ? end[l] : last;
+    if (begin[l] < end[l]) take_page(scores + l * PAGE, begin[l], end[l], scale, size, lines[l]);
+  }
+  const bool shared = first < last;
+  for (int l = 0; l < L; l++)
+    mix_wide<S, 1>(scores + l * PAGE, begin[l], shared ? first : end[l], page.values, size, sums + l, nullptr);
+  if (!shared) return;
+  mix_wide<S, L>(scores, first, last, page.values, size, sums, page.fresh ? page.next_keys : nullptr);
+  for (int l = 0; l < L; l++)
+    mix_wide<S, 1>(scores + l * PAGE, last, end[l], page.values, size, sums + l, nullptr);
+}
+
+// The keys of a page that a token at `position` sees.
+inline void visible(int64_t position, int64_t window, int64_t page, int* begin, int* end) {
+  const int64_t low = window ? position - window + 1 - page * PAGE : 0, high = position + 1 - page * PAGE;
+  *begin = static_cast<int>(low < 0 ? 0 : low > PAGE ? PAGE : low);
+  *end = static_cast<int>(high < *begin ? *begin : high > PAGE ? PAGE : high);
+}
+
+template <class S, int L>
+void attend_lines(const Queries& of, int first, int count, int64_t page, const Near<S>& near, float* scores,
+                  Line* lines) {
+  if constexpr (L > 0) {
+    if (count < L) return attend_lines<S, L - 1>(of, first, count, page, near, scores, lines);
+    const S* q[L];
+    int begin[L], end[L], token = first / of.heads, head = first % of.heads;
+    for (int l = 0; l < L; l++) {
+      q[l] = static_cast<const S*>(of.q) + token * of.token_stride + head * of.size;
+      visible(of.position + token, of.window, page, begin + l, end + l);
+      if (++head == of.heads) head = 0, token++;
+    }
+    attend_page<S, L>(q, of.scale, of.size, near, begin, end, scores, lines + first);
+  }
+}
+
+template <class S> void attend(const Queries& of, void* scratch) {
+  constexpr int L = Dot<S>::LINES;
+  const int count = of.tokens * of.heads;
+  float* scores = static_cast<float*>(scratch);
+  float* sums = scores + L * PAGE;
+  Line* lines = reinterpret_cast<Line*>(sums + count * of.size);
+  clear(sums, count * of.size);
+  for (int l = 0; l < count; l++) lines[l] = {LOWEST, 0.f, sums + l * of.size};
+  const S* keys = static_cast<const S*>(of.keys);
+  const S* values = static_cast<const S*>(of.values);
+  const int64_t seen = of.window && of.position >= of.window ? of.position - of.window + 1 : 0;
+  const int64_t last = (of.position + of.tokens - 1) / PAGE;
+  for (int64_t page = seen / PAGE; page <= last; page++) {
+    const int64_t at = of.pages[page] * of.page_stride;
+    const S* next = page < last ? keys + of.pages[page + 1] * of.page_stride : static_cast<const S*>(of.next);
+    for (int first = 0; first < count; first += L)
+      attend_lines<S, L>(of, first, count - first < L ? count - first : L, page,
+                         {keys + at, values + at, next, first == 0}, scores, lines);
+  }
+  for (int l = 0; l < count; l++) {
+    S* out = static_cast<S*>(of.out) + l / of.heads * of.out_stride + l % of.heads * of.size;
+    const Vec total = set1(lines[l].total);
+    for (int64_t d = 0; d < of.size; d += LANES) store(out + d, divide(load(lines[l].sums + d), total));
+  }
+}
+
+template <class S> const Arithmetic* arithmetic() {
+  static const Arithmetic table = {
+      Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, best,
+      norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>};
+  return &table;
+}
+
+}  // namespace

@@ -1,0 +1,104 @@
+#include "team.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace batchgen {
+namespace {
+
+constexpr int SPINS = 4000;  // about 30 microseconds
+
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+  static_assert(sizeof(word) == 4 && std::atomic<uint32_t>::is_always_lock_free);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void await_change(std::atomic<uint32_t>& word, uint32_t from) {
+  for (int spin = 0; spin < SPINS; spin++) {
+    if (word.load(std::memory_order_acquire) != from) return;
+    __builtin_ia32_pause();
+  }
+  while (word.load(std::memory_order_acquire) == from) sleep_while(word, from);
+}
+
+// The helpers of this process.  Never destroyed: threads may sleep in it when the process ends.
+class Helpers {
+ public:
+  void run(int threads, const std::function<void(Team&, int)>& work) {
+    Team team(threads);
+    while (static_cast<int>(count_) < threads - 1) add();
+    team_ = &team;
+    work_ = &work;
+    left_.store(static_cast<int>(count_), std::memory_order_relaxed);
+    call_.fetch_add(1, std::memory_order_release);
+    wake_all(call_);
+    work(team, 0);
+    for (uint32_t seen; (seen = ended_.load(std::memory_order_acquire)) != call_.load(std::memory_order_relaxed);)
+      await_change(ended_, seen);
+  }
+
+ private:
+  void add() {
+    const int thread = static_cast<int>(++count_);
+    const uint32_t from = call_.load();
+    std::thread([this, thread, from] { live(thread, from); }).detach();
+  }
+
+  void live(int thread, uint32_t seen) {
+    for (;; seen++) {
+      await_change(call_, seen);
+      if (thread < team_->threads()) (*work_)(*team_, thread);
+      if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        ended_.store(seen + 1, std::memory_order_release);
+        wake_all(ended_);
+      }
+    }
+  }
+
+  uint32_t count_ = 0;
+  Team* team_ = nullptr;
+  const std::function<void(Team&, int)>* work_ = nullptr;
+  std::atomic<int> left_{0};
+  std::atomic<uint32_t> call_{0}, ended_{0};
+};
+
+struct Owner {
+  pid_t process = 0;
+  Helpers* helpers = nullptr;
+};
+
+}  // namespace
+
+void Team::wait() {
+  const uint32_t phase = phase_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) return await_change(phase_, phase);
+  arrived_.store(0, std::memory_order_relaxed);
+  next_.store(0, std::memory_order_relaxed);
+  phase_.store(phase + 1, std::memory_order_release);
+  if (threads_ > 1) wake_all(phase_);
+}
+
+void run_team(int threads, const std::function<void(Team&, int)>& work) {
+  if (threads <= 1) {
+    Team alone(1);
+    return work(alone, 0);
+  }
+  static std::mutex* busy = new std::mutex;
+  static Owner owner;
+  const std::lock_guard<std::mutex> lock(*busy);
+  if (owner.process != getpid()) owner = {getpid(), new Helpers};  // a fork leaves threads behind
+  owner.helpers->run(threads, work);
+}
+
+}  // namespace batchgen

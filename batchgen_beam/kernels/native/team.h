@@ -1,0 +1,38 @@
+// Threads that work through phases together.
+//
+// Owns the threads of the process: made when first needed, made again after a fork, asleep between calls.  Tasks of a
+// phase go to whoever is free, so results must not depend on who computes what.  Waiting spins for some microseconds,
+// then sleeps: a thread whose core is taken away costs others no time but its own.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+namespace batchgen {
+
+class Team {
+ public:
+  explicit Team(int threads) : threads_(threads) {}
+  int threads() const { return threads_; }
+
+  // Every thread of the team calls `each` with the same arguments; `task(i, thread)` runs once for each i < count.  All
+  // are done when it returns.
+  template <class Task> void each(int64_t count, int thread, Task task) {
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) task(i, thread);
+    wait();
+  }
+
+ private:
+  void wait();
+
+  const int threads_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> arrived_{0};
+  std::atomic<uint32_t> phase_{0};
+};
+
+// Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.
+void run_team(int threads, const std::function<void(Team&, int)>& work);
+
+}  // namespace batchgen

@@ -1,0 +1,81 @@
+// Vectors of 8 floats.  Included by one translation unit per instruction path.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+constexpr int LANES = 8;
+using Vec = __m256;
+using Bits = __m256i;
+
+inline Vec zero() { return _mm256_setzero_ps(); }
+inline Vec set1(float x) { return _mm256_set1_ps(x); }
+inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec divide(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+inline Vec nearest(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// 2^n for whole n in [-126, 127].
+inline Vec power_of_two(Vec n) {
+  const Bits exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+
+// `x` unless `a < b`, else 0: not-a-number in `a` lets x through.
+inline Vec keep_unless_less(Vec a, Vec b, Vec x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ), x); }
+
+// The lanes from `first` to before `last` of `x`, `other` elsewhere; both may lie outside the vector.
+inline Vec keep_lanes(Vec x, Vec other, int first, int last) {
+  const Bits lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const Bits before = _mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane);
+  const Bits inside = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane));
+  return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(inside));
+}
+
+inline Vec load(const uint16_t* p) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+// Round to nearest, ties to even; a NaN stays one.
+inline void store(uint16_t* p, Vec x) {
+  const Bits bits = _mm256_castps_si256(x);
+  const Bits odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  Bits rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const Bits broken = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), broken), 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+// The first and the second of 8 pairs of bfloat16, each pair in 32 bits.
+inline Vec first_of_pairs(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+}
+inline Vec second_of_pairs(const uint16_t* p) {
+  const Bits pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+// Lanes in a fixed tree: halves, pairs, neighbours.
+inline float sum(Vec x) {
+  const __m128 b = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+inline float greatest(Vec x) {
+  const __m128 b = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+
+}  // namespace

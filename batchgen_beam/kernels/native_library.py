@@ -1,0 +1,114 @@
+"""The compiled kernels as Python sees them: the library, its structs, and which instruction paths this machine can run.
+
+Owns the C interface: fields here are those of `native/decoder.h`, in the same order.  Does not know kernel sets, models
+or batches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from importlib.util import find_spec
+
+__all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Weight",
+           "arithmetic", "library"]
+
+INTERFACE = 1
+
+PATHS = ("avx2", "avx512", "avx512_bf16")
+"""Instruction paths, each a step up from the one before."""
+
+Arithmetic = c_void_p
+"""What one path computes for one type of value."""
+
+
+class Weight(ctypes.Structure):
+    """One `[outputs, inputs]` matrix in panels; `bias` float32 or null."""
+
+    _fields_ = [("panels", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+
+
+class Batch(ctypes.Structure):
+    """A packed batch; every array is int64."""
+
+    _fields_ = [("tokens", c_int64), ("rows", c_int64), ("wanted", c_int64), ("table_width", c_int64),
+                ("token_ids", c_void_p), ("positions", c_void_p), ("offsets", c_void_p), ("wanted_at", c_void_p),
+                ("page_table", c_void_p)]
+
+
+class Cache(ctypes.Structure):
+    """Keys and values of one layer."""
+
+    _fields_ = [("keys", c_void_p), ("values", c_void_p)]
+
+
+class Attention(ctypes.Structure):
+    """Heads, their size, and how far they see; a window of 0 sees all."""
+
+    _fields_ = [("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("window", c_int64), ("scale", c_float)]
+
+
+class DecoderLayer(ctypes.Structure):
+    """The weights of one block."""
+
+    _fields_ = [("attention_norm", c_void_p), ("qkv", Weight * 3), ("out", Weight), ("feed_forward_norm", c_void_p),
+                ("gate", Weight), ("up", Weight), ("down", Weight)]
+
+
+class Decoder(ctypes.Structure):
+    """A whole decoder."""
+
+    _fields_ = [("layers", POINTER(DecoderLayer)), ("layer_count", c_int64), ("hidden", c_int64), ("inner", c_int64),
+                ("vocabulary", c_int64), ("attention", Attention), ("epsilon", c_float), ("table", c_void_p),
+                ("norm", c_void_p), ("head", Weight), ("cosines", c_void_p), ("sines", c_void_p)]
+
+
+class Result(ctypes.Structure):
+    """Where the wanted tokens' logits, or their greatest, go."""
+
+    _fields_ = [("eligible", c_int64), ("logits_at", c_void_p), ("logits", c_void_p), ("ids", c_void_p),
+                ("logprobs", c_void_p)]
+
+
+_SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
+    "bg_interface": (c_int, []),
+    "bg_arithmetic": (c_void_p, [c_char_p, c_int]),
+    "bg_packed_bytes": (c_int64, [c_void_p, c_int64, c_int64]),
+    "bg_pack": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "bg_linear": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), c_int, c_void_p]),
+    "bg_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
+    "bg_swiglu": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "bg_rope": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "bg_append_keys": (None, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_append_values": (None, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_attention": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
+                            c_void_p]),
+    "bg_head": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
+    "bg_forward": (None, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where it was not built or is of another release."""
+    spec = find_spec("batchgen_beam.kernels._native")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        found = ctypes.CDLL(spec.origin)
+        if found.bg_interface() != INTERFACE:
+            return None
+    except (OSError, AttributeError):
+        return None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+def arithmetic(path: str, *, half: bool) -> int | None:
+    """The arithmetic of a path for bfloat16 (`half`) or float32; None where this machine can't run it."""
+    found = library()
+    address: int | None = None if found is None else found.bg_arithmetic(path.encode(), int(half))
+    return address

@@ -1,0 +1,41 @@
+"""Every kernel set and instruction path that this machine can run, as parameters of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from batchgen_beam.kernels.native_library import PATHS, arithmetic
+from batchgen_beam.kernels.native_set import NativeKernels
+from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.models.interface import KernelSet
+
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "MakeKernels", "native"]
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+MakeKernels = Callable[[], KernelSet]
+
+
+def native(dtype: torch.dtype, path: str, threads: int = 1) -> NativeKernels:
+    """The native set on one path."""
+    return NativeKernels(dtype, path, threads)
+
+
+NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
+          if arithmetic(path, half=dtype is torch.bfloat16) is not None]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_ALL = [(dtype, f"torch-{_name(dtype)}", lambda dtype=dtype: TorchKernels(dtype)) for dtype in DTYPES]
+_ALL += [(dtype, f"{path}-{_name(dtype)}", lambda dtype=dtype, path=path: native(dtype, path))
+         for dtype, path in NATIVE]
+
+EVERY_SET = [pytest.param(make, id=name) for _, name, make in _ALL]
+FLOAT32_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.float32]
+BFLOAT16_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.bfloat16]
