@@ -10,6 +10,7 @@ from batchgen_beam.errors import OptionError
 __all__ = [
     "DTYPES",
     "FLOAT_COLUMNS",
+    "KERNELS",
     "OUTPUT_VERSION",
     "PAGE_TOKENS",
     "PARAMETER_COLUMNS",
@@ -44,6 +45,9 @@ UNSUPPORTED_COLUMNS = (
 
 DTYPES = ("bfloat16", "float32")
 
+KERNELS = ("auto", "native", "torch")
+"""Kernel sets by name; `auto` is native where it can be, else torch."""
+
 _ACCELERATOR = re.compile(r"type:[\w.-]+;count:[1-9]\d*(;[\w:.-]+)*", re.ASCII)
 
 
@@ -58,6 +62,7 @@ class EngineSettings:
     """
 
     dtype: str = "bfloat16"
+    kernels: str = "auto"
     threads: int = 0
     max_rows: int = 256
     step_tokens: int = 512
@@ -69,6 +74,8 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+        if self.kernels not in KERNELS:
+            raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),
                             ("kv_memory", 0), ("kv_host_memory", 0), ("max_context", 2)):
             value = getattr(self, name)

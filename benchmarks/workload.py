@@ -1,9 +1,9 @@
-"""Batch completion time of one workload on the torch kernel set, with the time split by part.
+"""Batch completion time of one workload, with the time split by part.
 
 A workload is a JSONL file: one row with `uuid`, `prompt_ids` and `max_tokens` per line.  End-of-sequence ids are
 ignored, so that every row has its exact length, as in the comparisons with other engines.
 
-    python benchmarks/workload.py --model MODEL --workload FILE [--rows N] [--dtype bfloat16] [--out FILE.json]
+    python -m benchmarks.workload --model MODEL --workload FILE [--rows N] [--kernels auto] [--out FILE.json]
 
 MODEL is a checkpoint folder or a GGUF file.  Prints one JSON object.
 """
@@ -21,25 +21,35 @@ from typing import Any
 
 import torch
 
+from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
-from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.kernels.choice import choose_kernels
+from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.interface import Forward
 from batchgen_beam.records import Answer, Failure, Prompt, RowKey, SamplingParams, token_array
-from batchgen_beam.settings import EngineSettings
+from batchgen_beam.settings import KERNELS, EngineSettings
+from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.loader import load_model
 
 PARTS = ("linear", "attention", "append", "head", "rms_norm", "rope", "swiglu", "embed")
 
 
-class TimedKernels(TorchKernels):
-    """The torch kernel set with a clock around each operation; adds about a microsecond per call."""
+class OperationClock:
+    """Wall time of a kernel set's operations, or of the whole forward pass where the set fuses it."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
+    def __init__(self, kernels: Any) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         for part in PARTS:
-            setattr(self, part, self._timed(part, getattr(self, part)))
+            setattr(kernels, part, self._timed(part, getattr(kernels, part)))
+        fuse = kernels.fuse
+
+        def timed_fuse(decoder: DenseDecoder) -> Forward | None:
+            fused = fuse(decoder)
+            return None if fused is None else self._timed("forward", fused)
+
+        kernels.fuse = timed_fuse
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **keys: Any) -> Any:
@@ -51,11 +61,12 @@ class TimedKernels(TorchKernels):
         return timed
 
 
-def read_prompts(path: Path, rows: int | None) -> list[Prompt]:
-    """The first `rows` rows, greedy, with their exact output lengths."""
+def read_prompts(path: Path, rows: int | None, temperature: float, top_p: float) -> list[Prompt]:
+    """The first `rows` rows, with their exact output lengths; sampled rows have seed 0."""
     lines = [json.loads(line) for line in path.read_text().splitlines()][:rows]
     return [Prompt(key=RowKey(line["uuid"], "workload"), token_ids=token_array(line["prompt_ids"]),
-                   params=SamplingParams(temperature=0.0, max_tokens=line["max_tokens"])) for line in lines]
+                   params=SamplingParams(temperature=temperature, top_p=top_p, seed=0, max_tokens=line["max_tokens"]))
+            for line in lines]
 
 
 def refuse_failures(answers: list[Answer]) -> None:
@@ -65,7 +76,7 @@ def refuse_failures(answers: list[Answer]) -> None:
             raise SystemExit(f"row {answer.key.uuid} failed: {answer.code}: {answer.message}")
 
 
-def measure(engine: Engine, kernels: TimedKernels, prompts: list[Prompt]) -> dict[str, Any]:
+def measure(engine: Engine, clock: OperationClock, prompts: list[Prompt]) -> dict[str, Any]:
     """Run to the last row; seconds are wall time from the first submission.  A row that fails ends the benchmark."""
     cpu, started = time.process_time(), time.perf_counter()
     for prompt in prompts:
@@ -75,7 +86,7 @@ def measure(engine: Engine, kernels: TimedKernels, prompts: list[Prompt]) -> dic
     refuse_failures(engine.poll())
     seconds = time.perf_counter() - started
     stats = engine.stats()
-    parts = {part: round(value, 2) for part, value in sorted(kernels.seconds.items(), key=lambda item: -item[1])}
+    parts = {part: round(value, 2) for part, value in sorted(clock.seconds.items(), key=lambda item: -item[1])}
     return {
         "seconds": round(seconds, 2),
         "cpu_seconds": round(time.process_time() - cpu, 2),
@@ -88,7 +99,7 @@ def measure(engine: Engine, kernels: TimedKernels, prompts: list[Prompt]) -> dic
         "fill": round(stats.fill, 3),
         "recomputed_tokens": stats.recomputed_tokens,
         "evictions": stats.evictions,
-        "seconds_by_part": {**parts, "sampler, scheduler, packing": round(seconds - sum(kernels.seconds.values()), 2)},
+        "seconds_by_part": {**parts, "sampler, scheduler, packing": round(seconds - sum(clock.seconds.values()), 2)},
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
@@ -102,18 +113,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="only the first N rows")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--kernels", default="auto", choices=KERNELS)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    kernels = TimedKernels(getattr(torch, args.dtype))
     started = time.perf_counter()
-    model = load_model(resolve_model(args.model, args.model_cache), kernels)
+    folder = resolve_model(args.model, args.model_cache)
+    kernels = choose_kernels(getattr(torch, args.dtype), model_shapes(load_config(str(folder))), wanted=args.kernels,
+                             threads=args.threads, cache=args.model_cache)
+    clock = OperationClock(kernels)
+    model = load_model(folder, kernels)
     load_seconds = time.perf_counter() - started
     settings = EngineSettings(dtype=args.dtype, max_rows=args.max_rows, kv_memory=2 << 30, max_context=2048)
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
+    prompts = read_prompts(args.workload, args.rows, args.temperature, args.top_p)
     report = {"workload": args.workload.name, "load_seconds": round(load_seconds, 2), **kernels.facts(),
-              **measure(Engine(model, kernels, settings, facts), kernels, read_prompts(args.workload, args.rows))}
+              **measure(Engine(model, kernels, settings, facts), clock, prompts)}
     text = json.dumps(report, indent=1)
     print(text)
     if args.out is not None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from batchgen_beam.errors import ErrorCode, OptionError
-from batchgen_beam.settings import DTYPES
+from batchgen_beam.settings import DTYPES, KERNELS
 
 __all__ = ["OPTIONS", "BatchgenOptions", "Option", "StrictParser", "add_options", "help_text", "parse_options",
            "parse_size"]
@@ -82,10 +82,12 @@ def _codes(text: str) -> tuple[ErrorCode, ...]:
     return tuple(codes[name] for name in names)
 
 
-def _dtype(text: str) -> str:
-    if text not in DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown; use one of {', '.join(DTYPES)}")
-    return text
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is unknown; use one of {', '.join(names)}")
+        return text
+    return parse
 
 
 _integer = _number(int, "integer")
@@ -135,7 +137,9 @@ OPTIONS = (
     Option("--model-facts", str, "what the launcher reads in place of the model, written by inspect --write-facts",
            "FOLDER"),
     Option("--chat-template", str, "a Jinja file that replaces the model's chat template", "FILE"),
-    Option("--dtype", _dtype, f"arithmetic: {' or '.join(DTYPES)}", "NAME", "bfloat16"),
+    Option("--dtype", _one_of(DTYPES), f"arithmetic: {' or '.join(DTYPES)}", "NAME", "bfloat16"),
+    Option("--kernels", _one_of(KERNELS), "native: compiled for the CPU; torch: any device; auto: native where it can "
+           "be", "NAME", "auto"),
     Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the process's cores", "N", 0),
     Option("--max-rows", _integer, "rows that one engine runs at once", "N", 256),
     Option("--step-tokens", _integer, "tokens of one forward pass", "N", 512),

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from batchgen_beam.engine.driver import Driver, Recorder
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
+from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.kernels.self_test import SelfTest, check_invariance
-from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.model_folder import ModelFolder
@@ -48,18 +49,21 @@ class LoadedEngine:
         return ", ".join(f"{name} {value}" for name, value in self.numeric.facts)
 
 
-def load_engine(model: ModelFolder, settings: EngineSettings, content: str,
+def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cache: Path,
                 recorder: Recorder | None = None) -> LoadedEngine:
-    """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print.
+    """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print,
+    `cache` a folder for what is found out about this machine.
 
     `recorder` keeps what has to outlive the process; `settings` give the threads and the KV memory.  Kernels whose
     self-test fails run all the same, but every answer's numeric print says that they are not deterministic.  Raises
-    `OptionError` where the KV memory does not hold one page of each cache group.
+    `OptionError` where the KV memory does not hold one page of each cache group, or the wanted kernels can't be had.
     """
     torch.set_num_threads(settings.threads)
-    kernels = TorchKernels(getattr(torch, settings.dtype))
+    shapes = model_shapes(model.config)
+    kernels = choose_kernels(getattr(torch, settings.dtype), shapes, wanted=settings.kernels, threads=settings.threads,
+                             cache=cache)
     weights = load_model(model.path, kernels)
-    test = check_invariance(kernels, model_shapes(model.config))
+    test = check_invariance(kernels, shapes)
     for failure in test.failures:
         LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
     numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)

@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from apache_beam.utils.shared import Shared
 
@@ -193,7 +194,7 @@ class ProcessHost:
                 place = self._settings.journal
                 recorder = None if place is None else EngineRecorder(place, self._name, self.wording())
                 loaded = load_engine(self.model(), self._settings.engine_settings(), self._settings.content_print,
-                                     recorder)
+                                     Path(self._settings.source.model_cache), recorder)
                 self._engine = EngineHost(loaded, recorder, self._clock() - started)
                 self.loads += 1
                 LOG.info("engine loaded in %.1f s: %s", self._engine.load_seconds, loaded.summary())

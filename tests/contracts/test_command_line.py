@@ -12,8 +12,8 @@ from batchgen_beam.pipelines.options import OPTIONS, parse_options, parse_size
 from batchgen_beam.transforms.metrics import ALL_METRICS
 
 FLAGS = [
-    "--input", "--output", "--model", "--model-cache", "--model-facts", "--chat-template", "--dtype", "--threads",
-    "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context",
+    "--input", "--output", "--model", "--model-cache", "--model-facts", "--chat-template", "--dtype", "--kernels",
+    "--threads", "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context",
     "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--eos-ids", "--id-column",
     "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns",
     "--accelerator", "--worker-ram", "--lanes", "--rounds", "--limit", "--allow-failures", "--retry-failed",

@@ -1,0 +1,147 @@
+"""Which kernel set and instruction path an engine on this machine uses.
+
+Owns the preference: native before torch, and of two paths the one that a short timing finds faster, asked once per
+processor and library and then remembered beside the model cache.  A path's bits differ from another's, so that a run
+which is killed and begun again must meet the same path.  Does not know models, only their shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from batchgen_beam.errors import OptionError
+from batchgen_beam.kernels.native_library import PATHS, arithmetic, library
+from batchgen_beam.kernels.native_set import HEAD_MULTIPLE, KERNELS_VERSION, NativeKernels
+from batchgen_beam.kernels.self_test import ModelShapes
+from batchgen_beam.kernels.torch_set import TorchKernels
+from batchgen_beam.models.interface import KernelSet
+
+__all__ = ["ISA", "choose_kernels"]
+
+LOG = logging.getLogger(__name__)
+
+ISA = "BATCHGEN_ISA"
+"""The environment's word for the path to use: one of `PATHS`."""
+
+_TIMED = ("avx512", "avx512_bf16")
+"""Paths of which neither is always the faster one: the pair instruction is fast on some processors only."""
+
+_ROUNDS = 7
+
+
+def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, threads: int, cache: Path,
+                   environment: Mapping[str, str] = os.environ) -> KernelSet:
+    """The kernel set for a model of these shapes.
+
+    `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where native
+    can't be.  `cache` is the folder in which the timing is remembered.
+    """
+    if wanted == "torch":
+        return TorchKernels(dtype)
+    forced = _forced(dtype, environment)
+    reason = _hindrance(dtype, shapes)
+    if reason is None:
+        return NativeKernels(dtype, forced or _path(dtype, cache), threads)
+    if wanted == "native":
+        raise OptionError(f"--kernels=native: {reason}; use --kernels=auto")
+    LOG.info("torch kernels: %s", reason)
+    return TorchKernels(dtype)
+
+
+def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:
+    """Why the native set can't run the model here."""
+    if library() is None:
+        return "the native library is not in this installation; reinstall the package where a C++ compiler is"
+    if not _paths(dtype):
+        return "this processor has none of the instruction paths " + ", ".join(PATHS)
+    if not shapes.attention:
+        return "the model has no attention of the kind that the native set computes"
+    odd = next((shape.size for shape in shapes.attention if shape.size % HEAD_MULTIPLE), None)
+    if odd is not None:
+        return f"the model's heads of {odd} values are no multiple of {HEAD_MULTIPLE}"
+    if dtype is torch.bfloat16 and any(inputs % 2 for _, inputs in (*shapes.linear, shapes.head)):
+        return "a weight of the model has an odd number of inputs"
+    return None
+
+
+def _paths(dtype: torch.dtype) -> list[str]:
+    """What this machine can run, the highest last."""
+    return [path for path in PATHS if arithmetic(path, half=dtype is torch.bfloat16) is not None]
+
+
+def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
+    path = environment.get(ISA)
+    if not path:
+        return None
+    found = _paths(dtype)
+    if path not in PATHS or (found and path not in found and path != PATHS[-1]):
+        raise OptionError(f"{ISA}={path} is no instruction path of this machine; for {dtype} it has "
+                          f"{', '.join(found) or 'none'}")
+    return path if path in found else None
+
+
+def _path(dtype: torch.dtype, cache: Path) -> str:
+    """The highest path, or what the timing said of the two that have to be timed."""
+    found = _paths(dtype)
+    if not set(_TIMED) <= set(found):
+        return found[-1]
+    place = cache / f"kernel-path-{_machine()}.json"
+    try:
+        known = json.loads(place.read_text())["path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        known = None
+    return known if known in _TIMED else _remember(place, _faster(dtype))
+
+
+def _machine() -> str:
+    """The processor and the library, as a short digest."""
+    name = torch.cpu.get_capabilities().get("cpu_name", "")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kind = sorted({line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "stepping"))})
+    return hashlib.sha256(repr((name, kind, KERNELS_VERSION)).encode()).hexdigest()[:16]
+
+
+def _faster(dtype: torch.dtype) -> str:
+    """By the least time of a product that fits into a core's cache, the two taking turns."""
+    x_TK, weight_NK = torch.ones(96, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    kernels = {path: NativeKernels(dtype, path, 1) for path in _TIMED}
+    packed = {path: kernels[path].pack([weight_NK]) for path in _TIMED}
+    seconds = dict.fromkeys(_TIMED, float("inf"))
+    for _ in range(_ROUNDS):
+        for path in _TIMED:
+            started = time.perf_counter()
+            kernels[path].linear(x_TK, packed[path])
+            seconds[path] = min(seconds[path], time.perf_counter() - started)
+    LOG.info("instruction paths timed: %s", ", ".join(f"{path} {1e6 * seconds[path]:.0f} us" for path in _TIMED))
+    return min(_TIMED, key=seconds.__getitem__)
+
+
+def _remember(place: Path, path: str) -> str:
+    """Keep the choice; where another process was first, its choice counts.  A folder that can't be written is no fault:
+    the next process times again."""
+    partial = place.with_name(f".{place.name}-{uuid.uuid4().hex}.tmp")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"path": path}))
+        try:
+            os.link(partial, place)
+        except FileExistsError:
+            known = json.loads(place.read_text())["path"]
+            path = known if known in _TIMED else path
+        finally:
+            partial.unlink()
+    except (OSError, ValueError, KeyError) as error:
+        LOG.info("the choice of an instruction path is not remembered: %s", error)
+    return path

@@ -1,0 +1,107 @@
+"""Laws of the choice of kernels: native where it can be, torch with a reason where not, and always the same path."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchgen_beam.errors import OptionError
+from batchgen_beam.kernels import choice
+from batchgen_beam.kernels.choice import ISA, choose_kernels
+from batchgen_beam.kernels.native_library import PATHS
+from batchgen_beam.kernels.native_set import NativeKernels
+from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes
+from batchgen_beam.models.interface import KernelSet
+from tests.kernels.sets import NATIVE
+
+HERE = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
+
+
+def shapes(size: int = 64, inputs: int = 576) -> ModelShapes:
+    """A model with heads of `size` values."""
+    attention = (AttentionShape(heads=9, kv_heads=3, size=size),)
+    return ModelShapes(linear=((960, inputs),), head=(1000, inputs), norms=(), activations=(), attention=attention)
+
+
+def chosen(cache: Path, model: ModelShapes | None = None, *, wanted: str = "auto", isa: str | None = None,
+           dtype: torch.dtype = torch.bfloat16) -> KernelSet:
+    """What would run here."""
+    return choose_kernels(dtype, model or shapes(), wanted=wanted, threads=2, cache=cache,
+                          environment={} if isa is None else {ISA: isa})
+
+
+def test_native_is_taken_where_it_can_be(tmp_path: Path) -> None:
+    """`auto` and `native` give the native set, `torch` the torch set."""
+    assert [chosen(tmp_path, wanted=wanted).name for wanted in ("auto", "native", "torch")] == [
+        "native", "native", "torch"]
+
+
+@pytest.mark.parametrize(("model", "reason"), [
+    (shapes(size=24), "heads of 24 values are no multiple of 16"),
+    (shapes(inputs=577), "odd number of inputs"),
+    (ModelShapes(linear=(), head=(9, 9), norms=(), activations=(), attention=()), "no attention"),
+], ids=["heads", "inputs", "attention"])
+def test_a_model_that_does_not_fit_runs_on_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture, model: ModelShapes,
+                                                 reason: str) -> None:
+    """`auto` takes torch and says why in one line; `native` refuses with the same reason and a remedy."""
+    with caplog.at_level(logging.INFO):
+        assert chosen(tmp_path, model).name == "torch"
+    assert [reason in message for message in caplog.messages] == [True]
+    with pytest.raises(OptionError, match=f"--kernels=native: .*{reason}.*; use --kernels=auto"):
+        chosen(tmp_path, model, wanted="native")
+
+
+def test_without_the_library_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without a compiler: torch, or a refusal that says what to do."""
+    monkeypatch.setattr(choice, "library", lambda: None)
+    assert chosen(tmp_path).name == "torch"
+    with pytest.raises(OptionError, match="reinstall the package where a C\\+\\+ compiler is"):
+        chosen(tmp_path, wanted="native")
+
+
+def path_of(kernels: KernelSet) -> str:
+    """The instruction path."""
+    assert isinstance(kernels, NativeKernels)
+    return kernels.path
+
+
+@pytest.mark.parametrize("path", HERE)
+def test_the_environment_forces_a_path(tmp_path: Path, path: str) -> None:
+    """Any path that this machine has; nothing is timed or remembered."""
+    assert path_of(chosen(tmp_path, isa=path)) == path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_path_is_refused(tmp_path: Path) -> None:
+    """By the variable's name, with what there is."""
+    with pytest.raises(OptionError, match=f"{ISA}=amx9 is no instruction path of this machine.*{HERE[-1]}"):
+        chosen(tmp_path, isa="amx9")
+
+
+def test_a_path_of_bfloat16_alone_leaves_float32_its_own(tmp_path: Path) -> None:
+    """The highest path exists for bfloat16 only: forcing it does not refuse a float32 run."""
+    assert path_of(chosen(tmp_path, isa=PATHS[-1], dtype=torch.float32)) in PATHS[:-1]
+
+
+@pytest.mark.skipif(len(HERE) < len(PATHS), reason="this machine has only one of the paths that are timed")
+def test_the_timing_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first choice is kept beside the model cache and counts from then on, whatever a later timing would say."""
+    first = path_of(chosen(tmp_path / "cache"))
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert json.loads(kept.read_text()) == {"path": first}
+    other = next(path for path in ("avx512", "avx512_bf16") if path != first)
+    monkeypatch.setattr(choice, "_faster", lambda dtype: other)
+    assert path_of(chosen(tmp_path / "cache")) == first
+    kept.write_text("torn")
+    assert path_of(chosen(tmp_path / "cache")) == other
+
+
+@pytest.mark.skipif(len(HERE) < len(PATHS), reason="this machine has only one of the paths that are timed")
+def test_a_cache_that_cannot_be_written_is_no_fault(tmp_path: Path) -> None:
+    """A file where the folder should be: the timing is simply not kept."""
+    (tmp_path / "cache").write_text("")
+    assert path_of(chosen(tmp_path / "cache")) in PATHS
