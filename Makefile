@@ -27,12 +27,13 @@ MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long faults test-flink test-airflow lint types check wheel image lock clean distclean setup model bench-setup
+.PHONY: help demo test test-long test-sanitized faults test-flink test-airflow lint types check wheel image lock clean distclean setup model bench-setup
 
 help:
 	@echo "make demo       answer the 60 example rows with a small real model"
 	@echo "make test       the tests, short form"
 	@echo "make test-long  the tests that take minutes"
+	@echo "make test-sanitized  the kernel tests under the address and undefined-behaviour sanitizers"
 	@echo "make test-flink the tests on a real Flink cluster (half an hour; java, mvn and go are needed)"
 	@echo "make test-airflow  the Airflow example under the real Airflow"
 	@echo "make faults     kill the command KILLS times (200) and run it again, by chance from SEED (1)"
@@ -98,6 +99,20 @@ test: $(VENV)/.test $(MODEL)
 test-long: $(VENV)/.test $(VENV)/.bench $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	$(BIN)/python -m benchmarks.memory_run --rows 200000 --folder out/memory --most-gb 2.5 --progress-interval=60
+
+# The kernel tests on a library that watches its own memory and arithmetic (GCC or Clang on Linux).
+SANITIZED := build/sanitized
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+test-sanitized: $(VENV)/.test
+	rm -rf $(SANITIZED)
+	mkdir -p $(SANITIZED)
+	cp -R batchgen_beam models pipelines tests pyproject.toml setup.py README.md LICENSE $(SANITIZED)
+	cd $(SANITIZED) && rm -f batchgen_beam/kernels/*.so \
+	  && CFLAGS="$(SANITIZE)" CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
+	    $(abspath $(BIN))/python setup.py -q build_ext --inplace \
+	  && LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 $(abspath $(BIN))/python -m pytest tests/kernels $(PYTEST_ARGS)
 
 faults: $(VENV)/.test
 	KILLS=$(KILLS) SEED=$(SEED) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
