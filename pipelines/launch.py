@@ -125,7 +125,7 @@ def _load(host: ProcessHost, streams: Streams) -> None:
     """Load the engine that the steps will find in this process."""
     streams.note("loading the model")
     engine = host.engine()
-    streams.note(f"model loaded in {engine.load_seconds:.1f} s")
+    streams.note(f"model loaded in {engine.load_seconds:.1f} s, {engine.loaded.kernels} kernels")
     longest, limit = engine.loaded.longest_row, engine.loaded.context_limit
     if longest < limit:
         streams.note(f"the KV memory holds {longest} tokens of one row, the context limit is {limit}: rows that may "

@@ -67,7 +67,7 @@ def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
     if figures.engines and engine.busy_seconds:
         yield (f"engine: {engine.generated_tokens / engine.busy_seconds * figures.engines:.0f} tokens/s while busy, "
                f"mean batch fill {100 * figures.fill:.0f} % of {engine.capacity} rows, "
-               f"model loaded in {figures.load_seconds / figures.engines:.1f} s")
+               f"{figures.kernels} kernels, model loaded in {figures.load_seconds / figures.engines:.1f} s")
         if not figures.deterministic:
             yield "engine: NOT deterministic on this machine, its self-test failed (see the log)"
 

@@ -44,6 +44,12 @@ class LoadedEngine:
     self_test: SelfTest
     numeric: Fingerprint
 
+    @property
+    def kernels(self) -> str:
+        """The kernel set and, where it has several, its instruction path."""
+        facts = dict(self.numeric.facts)
+        return " ".join(str(facts[name]) for name in ("kernels", "path") if name in facts)
+
     def summary(self) -> str:
         """The facts in one line."""
         return ", ".join(f"{name} {value}" for name, value in self.numeric.facts)

@@ -225,7 +225,8 @@ class ProcessHost:
         return replace(
             mine, engines=self.loads, load_seconds=engine.load_seconds, engine=stats, fill=stats.fill,
             pages_peak=max(self._pages_peak, stats.pages_used),
-            deterministic=engine.loaded.self_test.deterministic, numeric_print=engine.loaded.numeric.digest)
+            deterministic=engine.loaded.self_test.deterministic, numeric_print=engine.loaded.numeric.digest,
+            kernels=engine.loaded.kernels)
 
     def suspend(self) -> None:
         """The process has to go: leave behind what it has come to, and say so."""

@@ -62,6 +62,7 @@ class ProgressSample:
     process's beginning.  `fill` is the mean share of the engine's slots in use; `pages_peak` is
     the most KV pages in use whenever a row was finished.  `moves` are rows that left for another round: all were
     computed again there, `kv` of them would have come along cheaper as pages.
+    `kernels` names the kernel set and its instruction path.
     """
 
     process: str
@@ -78,6 +79,7 @@ class ProgressSample:
     pages_peak: int = 0
     deterministic: bool = True
     numeric_print: str = ""
+    kernels: str = ""
 
     @property
     def failed_rows(self) -> int:
@@ -135,6 +137,7 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
         pages_peak=sum(part.pages_peak for part in parts),
         deterministic=all(part.deterministic for part in parts),
         numeric_print=" ".join(sorted({part.numeric_print for part in parts if part.numeric_print})),
+        kernels=" and ".join(sorted({part.kernels for part in parts if part.kernels})),
     )
 
 
