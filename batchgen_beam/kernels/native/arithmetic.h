@@ -40,10 +40,10 @@ struct Finish {
   int columns;             // outputs of the panel that exist
 };
 
-// One line of logits seen so far: the greatest, the sum of exp(x - greatest), NaN once a logit was not finite, and the
-// greatest of those that may be chosen with the first id that has it.
+// Some logits of one line: the greatest, the sum of exp(x - greatest), NaN where a logit is not finite, and the greatest
+// of those that may be chosen with the first id that has it.
 struct Best {
-  double sum;
+  float sum;
   float greatest;
   float choice;
   int32_t id;
@@ -59,7 +59,7 @@ struct Arithmetic {
   void (*keep)(const float* tile, int rows, const Finish& to);      // out = tile + bias
   void (*add)(const float* tile, int rows, const Finish& to);       // out += tile + bias, both rounded
   void (*gate)(float* gate, const float* up, int rows, const Finish& gates, const Finish& ups);  // out = silu(g) * u
-  void (*best)(const float* tile, int rows, int columns, int eligible, int32_t first, Best* lines);
+  void (*best)(const float* panels, int64_t stride, int columns, int eligible, int32_t first, Best* line);
   void (*norm)(const void* x, const void* weight, int64_t size, float epsilon, void* out);
   void (*swiglu)(const void* gate_up, int64_t inner, void* out);
   void (*rope)(const void* x, const float* cosines, const float* sines, int64_t half, void* out);

@@ -13,7 +13,7 @@ namespace {
 constexpr int MOST_ROWS = 16;             // of any path's `product`
 constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
 constexpr int64_t PANELS = 2;             // of one task
-constexpr int64_t HEAD_PANELS = 16;       // of one task of the head: also the order in which its sums are added
+constexpr int64_t HEAD_PANELS = 8;        // of one task of the head
 constexpr int64_t LINES = 8;              // tokens of one task that goes token by token
 constexpr int64_t TASKS = 8;              // of one thread in one phase of attention, where there is enough to do
 constexpr int64_t MOST_UNITS = 24;        // of one such task
@@ -191,56 +191,55 @@ void append_value(const Arithmetic& a, const bg_batch& batch, const bg_attention
 
 // --- head -------------------------------------------------------------------------------------------------------------
 
+// A group is the panels of one task: small enough for the second cache, so that all rows can go past it.
 class Head {
  public:
   Head(const Arithmetic& a, const bg_weight& weight, int64_t tokens, const bg_result& result)
       : a_(a), w_(weight), result_(result), spans_(weight.outputs, tokens, HEAD_PANELS),
-        groups_(blocks(weight.outputs, PANEL * HEAD_PANELS)),
-        best_(tokens * groups_, Best{0., -1e30f, -INFINITY, 0}) {}
+        groups_(blocks(weight.outputs, PANEL * HEAD_PANELS)), best_(tokens * groups_) {}
 
   int64_t count() const { return spans_.count(); }
 
   void run(int64_t task, const void* x) {
-    Tile tile;
+    Tile tiles[HEAD_PANELS];
     const Span span = spans_[task];
-    const int64_t bytes = panel_bytes(a_, w_.inputs), group = span.first_panel / HEAD_PANELS;
-    for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
-      row_blocks(a_, span.first_row, span.last_row, [&](int64_t row, int rows) {
+    const int64_t bytes = panel_bytes(a_, w_.inputs);
+    row_blocks(a_, span.first_row, span.last_row, [&](int64_t row, int rows) {
+      for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
         a_.product(at(x, row * w_.inputs * a_.item), w_.inputs, rows, at(w_.panels, panel * bytes), w_.inputs,
-                   tile.value);
-        take(tile.value, row, rows, panel * PANEL, group);
-      });
+                   tiles[panel - span.first_panel].value);
+      for (int r = 0; r < rows; r++) take(tiles, r, row + r, span.first_panel);
+    });
   }
 
   // Of one token, once all tasks have run: the groups in ascending order.
-  void settle(int64_t token) {
-    Best all{0., -1e30f, -INFINITY, 0};
-    for (int64_t group = 0; group < groups_; group++) {
-      const Best& one = best_[token * groups_ + group];
-      const float greatest = std::max(all.greatest, one.greatest);
-      all.sum = all.sum * std::exp(static_cast<double>(all.greatest) - greatest) +
-                one.sum * std::exp(static_cast<double>(one.greatest) - greatest);
-      all.greatest = greatest;
-      if (one.choice > all.choice) {
-        all.choice = one.choice;
-        all.id = one.id;
-      }
+  void settle(int64_t token) const {
+    if (result_.logits_at[token] >= 0) return;
+    const Best* found = &best_[token * groups_];
+    float greatest = found->greatest;
+    const Best* choice = found;
+    for (int64_t group = 1; group < groups_; group++) {
+      greatest = std::max(greatest, found[group].greatest);
+      if (found[group].choice > choice->choice) choice = found + group;
     }
-    result_.ids[token] = all.id;
-    result_.logprobs[token] = static_cast<float>(all.choice - (all.greatest + std::log(all.sum)));
+    double sum = 0;
+    for (int64_t group = 0; group < groups_; group++)
+      sum += found[group].sum * std::exp(static_cast<double>(found[group].greatest) - greatest);
+    result_.ids[token] = choice->id;
+    result_.logprobs[token] = static_cast<float>(choice->choice - (greatest + std::log(sum)));
   }
 
  private:
-  void take(const float* tile, int64_t row, int rows, int64_t column, int64_t group) {
-    const int columns = static_cast<int>(std::min<int64_t>(PANEL, w_.outputs - column));
+  void take(const Tile* tiles, int r, int64_t row, int64_t first_panel) {
+    const int64_t column = first_panel * PANEL, line = result_.logits_at[row];
+    const int columns = static_cast<int>(std::min<int64_t>(PANEL * HEAD_PANELS, w_.outputs - column));
     const int eligible = static_cast<int>(std::clamp<int64_t>(result_.eligible - column, 0, columns));
-    for (int r = 0; r < rows; r++) {
-      const int64_t line = result_.logits_at[row + r];
-      if (line < 0)
-        a_.best(tile + r * PANEL, 1, columns, eligible, static_cast<int32_t>(column), &best_[(row + r) * groups_ + group]);
-      else
-        std::memcpy(result_.logits + line * w_.outputs + column, tile + r * PANEL, columns * sizeof(float));
-    }
+    if (line < 0)
+      return a_.best(tiles->value + r * PANEL, sizeof(Tile) / sizeof(float), columns, eligible,
+                     static_cast<int32_t>(column), &best_[row * groups_ + first_panel / HEAD_PANELS]);
+    for (int c = 0; c < columns; c += PANEL)
+      std::memcpy(result_.logits + line * w_.outputs + column + c, tiles[c / PANEL].value + r * PANEL,
+                  std::min(PANEL, columns - c) * sizeof(float));
   }
 
   const Arithmetic& a_;

@@ -24,27 +24,10 @@ constexpr float LOWEST = -1e30f;  // below any score; finite, so that difference
 
 template <class S> constexpr int PAIR = sizeof(S) == 2 ? 2 : 1;
 
-inline float widen(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-inline float widen(float x) { return x; }
-
-inline void narrow(float x, float* to) { *to = x; }
-inline void narrow(float x, uint16_t* to) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  *to = static_cast<uint16_t>(x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // What storing x in S and loading it again gives.
 template <class S> inline Vec rounded(Vec x) {
   if constexpr (sizeof(S) == 4) return x;
-  alignas(64) S stored[LANES];
-  store(stored, x);
-  return load(stored);
+  return as_half(x);
 }
 
 // Values [0, count) of x, zeros behind; count <= LANES.
@@ -169,32 +152,29 @@ template <class S> void swiglu(const void* gate_up, int64_t inner, void* out) {
 
 // --- logits -----------------------------------------------------------------------------------------------------------
 
-// Takes the columns from id `first` on into each line; only the first `eligible` of them may be chosen.
-inline void best(const float* tile, int rows, int columns, int eligible, int32_t first, Best* lines) {
-  for (int r = 0; r < rows; r++) {
-    const float* x = tile + r * PANEL;
-    Best& line = lines[r];
-    Vec top = set1(LOWEST), choice = top, finite = zero();
-    for (int c = 0; c < columns; c += LANES) {
-      const Vec v = load(x + c);
-      top = max(top, keep_lanes(v, set1(LOWEST), 0, columns - c));
-      choice = max(choice, keep_lanes(v, set1(LOWEST), 0, eligible - c));
-      finite = fma(keep_lanes(v, zero(), 0, columns - c), zero(), finite);  // NaN where one value is not finite
-    }
-    const float peak = greatest(top), base = peak > line.greatest ? peak : line.greatest;
-    Vec total = zero();
-    for (int c = 0; c < columns; c += LANES)
-      total = add(total, keep_lanes(exponential(sub(load(x + c), set1(base))), zero(), 0, columns - c));
-    if (base > line.greatest) line.sum *= std::exp(static_cast<double>(line.greatest) - base);
-    line.sum += sum(total) + sum(finite);
-    line.greatest = base;
-    if (greatest(choice) > line.choice)
-      for (int c = 0; c < eligible; c++)
-        if (x[c] > line.choice) {
-          line.choice = x[c];
-          line.id = first + c;
-        }
+// Takes the columns from id `first` on into a line; only the first `eligible` of them may be chosen.  Panels are `stride`
+// floats apart.
+inline void best(const float* panels, int64_t stride, int columns, int eligible, int32_t first, Best* line) {
+  const auto at = [&](int c) { return panels + c / PANEL * stride + c % PANEL; };
+  Vec top = set1(LOWEST), choice = top, finite = zero();
+  for (int c = 0; c < columns; c += LANES) {
+    const Vec v = load(at(c));
+    top = max(top, keep_lanes(v, set1(LOWEST), 0, columns - c));
+    choice = max(choice, keep_lanes(v, set1(LOWEST), 0, eligible - c));
+    finite = fma(keep_lanes(v, zero(), 0, columns - c), zero(), finite);  // NaN where one value is not finite
   }
+  const float base = greatest(top);
+  Vec total = zero();
+  for (int c = 0; c < columns; c += LANES)
+    total = add(total, keep_lanes(exponential(sub(load(at(c)), set1(base))), zero(), 0, columns - c));
+  line->sum = sum(total) + sum(finite);
+  line->greatest = base;
+  line->choice = greatest(choice);
+  for (int c = 0; c < eligible; c++)
+    if (*at(c) == line->choice) {
+      line->id = first + c;
+      return;
+    }
 }
 
 // --- lines ------------------------------------------------------------------------------------------------------------

@@ -47,14 +47,21 @@ inline Vec load(const uint16_t* p) {
 }
 
 // Round to nearest, ties to even; a NaN stays one.
-inline void store(uint16_t* p, Vec x) {
+inline Bits rounded_bits(Vec x) {
   const Bits bits = _mm256_castps_si256(x);
   const Bits odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   Bits rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const Bits broken = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), broken), 16);
+  return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), broken);
+}
+inline void store(uint16_t* p, Vec x) {
+  const Bits rounded = _mm256_srli_epi32(rounded_bits(x), 16);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+inline Vec as_half(Vec x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(rounded_bits(x), _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
 // The first and the second of 8 pairs of bfloat16, each pair in 32 bits.
