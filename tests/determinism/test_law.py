@@ -14,11 +14,12 @@ from batchgen_beam.records import FinishReason
 from batchgen_beam.transforms.model_shapes import model_shapes
 from tests.determinism.law import Law
 from tests.determinism.models import native_kernels, smollm2_law, tiny_law
+from tests.kernels.sets import NEEDS_NATIVE
 
 CHUNKS = (1, 7, 64, 100, 0)
 BATCHES = (2, 7, 32)
 SLOW = pytest.mark.timeout(1200)
-SETS = pytest.mark.parametrize("kernels", ["torch", "native"])
+SETS = pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=NEEDS_NATIVE)])
 
 
 def tiny(kernels: str, count: int, **sizes: Any) -> Law:

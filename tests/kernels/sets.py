@@ -12,7 +12,7 @@ from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "MakeKernels", "native"]
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "MakeKernels", "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -26,6 +26,9 @@ def native(dtype: torch.dtype, path: str, threads: int = 1) -> NativeKernels:
 
 NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
           if arithmetic(path, half=dtype is torch.bfloat16) is not None]
+
+
+NEEDS_NATIVE = pytest.mark.skipif(not NATIVE, reason="no native library, or none of its paths, on this machine")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,7 +16,9 @@ from batchgen_beam.kernels.native_library import PATHS
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes
 from batchgen_beam.models.interface import KernelSet
-from tests.kernels.sets import NATIVE
+from tests.kernels.sets import NATIVE, NEEDS_NATIVE
+
+pytestmark = NEEDS_NATIVE
 
 HERE = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
 

@@ -20,12 +20,13 @@ from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_i
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, run_layers
 from batchgen_beam.records import SamplingParams
 from batchgen_beam.weights.loader import load_model
-from tests.kernels.sets import NATIVE, native
+from tests.kernels.sets import NATIVE, NEEDS_NATIVE, native
 from tests.kernels.test_torch_set import ULP, normal, rows_agree
 from tests.kernels.views import PAGE, tables, view
 from tests.models.paged import PagedRun, greedy
 from tests.models.tiny_llama import TINIES, Tiny, make_reference
 
+pytestmark = NEEDS_NATIVE
 EACH = pytest.mark.parametrize(("dtype", "path"), NATIVE)
 SHAPES = [(960, 576), (576, 1536), (40, 24), (33, 6), (1, 2), (97, 1024)]
 ODD = Tiny(keys={"hidden_size": 78, "intermediate_size": 102, "head_dim": 48, "num_attention_heads": 6,

@@ -73,10 +73,21 @@ class Helpers {
   std::atomic<uint32_t> call_{0}, ended_{0};
 };
 
+// The helpers of one process.  A fork leaves threads behind, and whatever lock they held.
 struct Owner {
-  pid_t process = 0;
-  Helpers* helpers = nullptr;
+  explicit Owner(pid_t id) : process(id) {}
+  const pid_t process;
+  std::mutex busy;
+  Helpers helpers;
 };
+
+Owner& owner() {
+  static std::atomic<Owner*> current{nullptr};
+  Owner* found = current.load();
+  if (found && found->process == getpid()) return *found;
+  auto made = std::make_unique<Owner>(getpid());
+  return current.compare_exchange_strong(found, made.get()) ? *made.release() : *found;
+}
 
 }  // namespace
 
@@ -94,11 +105,9 @@ void run_team(int threads, const std::function<void(Team&, int)>& work) {
     Team alone(1);
     return work(alone, 0);
   }
-  static std::mutex* busy = new std::mutex;
-  static Owner owner;
-  const std::lock_guard<std::mutex> lock(*busy);
-  if (owner.process != getpid()) owner = {getpid(), new Helpers};  // a fork leaves threads behind
-  owner.helpers->run(threads, work);
+  Owner& here = owner();
+  const std::lock_guard<std::mutex> lock(here.busy);
+  here.helpers.run(threads, work);
 }
 
 }  // namespace batchgen
