@@ -47,7 +47,7 @@ class Workload:
 FAKE = Workload(name="fake model", rows=20_000, capacity=256, longest=64,
                 flags=("--dtype=float32", "--step-tokens=512", "--kv-memory=64MiB"))
 TINY = Workload(name="tiny Llama", rows=2_000, capacity=16, longest=48,
-                flags=("--dtype=float32", "--step-tokens=128", "--kv-memory=64MiB"))
+                flags=("--dtype=float32", "--kernels=torch", "--step-tokens=128", "--kv-memory=64MiB"))
 
 
 def write_tiny_llama(folder: Path) -> Path:
