@@ -2,7 +2,7 @@
 
     python -m tests.faults.abort_kernel run --input=...
 
-Nothing else differs from the command: the engine's loader is given another class before it starts.
+Nothing else differs from the command: the choice of kernels is given another class before it starts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Any
 
+from batchgen_beam.kernels import choice
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.pipelines.main import main
-from batchgen_beam.transforms import engine_loader
 
 DEADLY = "§"
 DEADLY_ID = DEADLY.encode()[-1]
@@ -30,5 +30,5 @@ class AbortingKernels(TorchKernels):
 
 
 if __name__ == "__main__":
-    engine_loader.TorchKernels = AbortingKernels
+    choice.TorchKernels = AbortingKernels
     sys.exit(main())
