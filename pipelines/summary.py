@@ -26,14 +26,14 @@ SHOWN_FAILURES = 10
 def show_summary(report: Mapping[str, Any], figures: ProgressSample, *, output: str, stream: TextIO) -> None:
     """Write the summary."""
     counts = report["counts"]
-    lines = [*_counts(counts), *_speed(counts, figures), *_samples(output), *_places(report, output)]
+    lines = [*_counts(counts, figures), *_speed(counts, figures), *_samples(output), *_places(report, output)]
     stream.write("\n".join(lines) + "\n")
     stream.flush()
 
 
-def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
+def _counts(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
     yield f"{counts['rows']} rows read = {counts['results']} answered + {counts['failed']} failed"
-    yield from _earlier(counts)
+    yield from _earlier(counts, figures)
     for code, number in counts["failures"].items():
         yield f"  {code:<22}{number:>8}"
     reasons = ", ".join(f"{number} {reason}" for reason, number in counts["finish_reasons"].items())
@@ -46,14 +46,17 @@ def _counts(counts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{counts['conflicts']} answers differed from another answer of their row; one was chosen by rule"
 
 
-def _earlier(counts: Mapping[str, Any]) -> Iterator[str]:
+def _earlier(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
     """What this run did not have to compute."""
     found = counts["skipped_rows"] + counts["reused"]
     if found:
         yield (f"of these {found} by earlier runs: {counts['skipped_rows']} in {counts['skipped_units']} units "
                f"that stay as they are, {counts['reused']} from the journal")
-    if counts["resumed"]:
-        yield f"{counts['resumed']} rows went on where an earlier run had left them"
+    begun_again = sum(figures.engine.restarts.values())
+    if counts["resumed"] > begun_again:
+        yield f"{counts['resumed'] - begun_again} rows went on where an earlier run had left them"
+    if begun_again:
+        yield f"{begun_again} rows began again: an earlier run left them to other kernels, whose bits are others"
     if counts["journal_problems"]:
         yield (f"{counts['journal_problems']} parts of the journal could not be read (see the log); "
                "rows that only they held were computed again")

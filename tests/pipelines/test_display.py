@@ -6,8 +6,11 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.pipelines.progress import ProgressDisplay, ProgressReading, progress_line
+from batchgen_beam.pipelines.summary import show_summary
 from batchgen_beam.pipelines.timeline import POINTS, Timeline
 from batchgen_beam.storage.files import write_atomically
 from batchgen_beam.transforms.progress_files import ProgressSample
@@ -94,3 +97,22 @@ def test_a_timeline_is_short_whatever_the_readings() -> None:
     assert 8 < len(facts) <= POINTS
     assert (facts[0]["batch_fill"], facts[-1]["batch_fill"]) == (1.0, 0.5)
     assert (facts[-1]["seconds"], facts[-1]["rows"]) == (999, 33)
+
+
+@pytest.mark.parametrize(("restarts", "told"), [
+    ({}, ["9 rows went on where an earlier run had left them"]),
+    ({"numeric_print": 4}, ["5 rows went on where an earlier run had left them",
+                            "4 rows began again: an earlier run left them to other kernels, whose bits are others"]),
+    ({"numeric_print": 9}, ["9 rows began again: an earlier run left them to other kernels, whose bits are others"]),
+])
+def test_rows_that_could_not_go_on_are_not_told_as_resumed(restarts: dict[str, int], told: list[str],
+                                                           tmp_path: Path) -> None:
+    """A state that other kernels computed is not gone on with, and the summary says so."""
+    counts = dict.fromkeys(("rows", "results", "failed", "skipped_rows", "skipped_units", "reused", "repeated_ids",
+                            "conflicts", "journal_problems", "stale_units", "prompt_tokens", "completion_tokens"), 0)
+    report = {"counts": {**counts, "resumed": 9, "failures": {}, "finish_reasons": {}}}
+    figures = ProgressSample(process="all")
+    figures.engine.restarts.update(restarts)
+    stream = io.StringIO()
+    show_summary(report, figures, output=str(tmp_path), stream=stream)
+    assert [line for line in stream.getvalue().splitlines() if " went on " in line or " began again" in line] == told
