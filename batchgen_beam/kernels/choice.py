@@ -83,10 +83,15 @@ def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
     if not path:
         return None
     found = _paths(dtype)
-    if path not in PATHS or (found and path not in found and path != PATHS[-1]):
+    if path not in PATHS or (found and path not in found and not _for_half_only(dtype, path)):
         raise OptionError(f"{ISA}={path} is no instruction path of this machine; for {dtype} it has "
                           f"{', '.join(found) or 'none'}")
     return path if path in found else None
+
+
+def _for_half_only(dtype: torch.dtype, path: str) -> bool:
+    """The highest path exists for bfloat16 only: a float32 run takes its own highest one."""
+    return dtype is torch.float32 and path == PATHS[-1]
 
 
 def _path(dtype: torch.dtype, cache: Path) -> str:

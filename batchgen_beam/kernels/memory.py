@@ -23,7 +23,7 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
-    area = mmap.mmap(-1, size)
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(area, dtype=dtype).view(shape)

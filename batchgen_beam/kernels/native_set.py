@@ -20,6 +20,7 @@ from batchgen_beam.kernels import native_library as native
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
+from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["NativeKernels", "PackedParts"]
 
@@ -55,6 +56,8 @@ class NativeKernels:
     def __init__(self, dtype: torch.dtype, path: str, threads: int) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the native kernel set computes in float32 or bfloat16, not {dtype}")
+        if threads < 1:
+            raise ValueError(f"kernels need at least one thread, not {threads}")
         library, address = native.library(), native.arithmetic(path, half=dtype is torch.bfloat16)
         if library is None or address is None:
             raise ValueError(f"this machine has no instruction path {path!r} for {dtype}")
@@ -66,14 +69,16 @@ class NativeKernels:
         self._arithmetic = address
 
     def facts(self) -> Mapping[str, object]:
-        """What decides the bits: neither the processor's name nor the number of threads."""
+        """What decides the bits, those of torch's part in sampling included; not the number of threads."""
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
-                "dtype": str(self.dtype).removeprefix("torch."), "torch": torch.__version__}
+                "dtype": str(self.dtype).removeprefix("torch."), "torch": torch.__version__,
+                "capability": torch.backends.cpu.get_cpu_capability()}
 
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages in the layout above; memory is taken when a page is first written."""
         if spec.kind is CacheKind.STATE:
             return zeroed((count, *spec.shape), spec.dtype, self.device)
+        assert page_tokens == PAGE_TOKENS, page_tokens
         heads, size = spec.shape
         return zeroed((count, heads, page_tokens, size), spec.dtype, self.device)
 
@@ -104,6 +109,7 @@ class NativeKernels:
     def linear(self, x_TK: Tensor, weight: PackedParts) -> Tensor:
         """`x @ weight.T (+ bias)`, [T, N]; sums in float32, rounded once."""
         x_TK = self._row_major(x_TK)
+        assert x_TK.shape[1] == weight.inputs, (x_TK.shape, weight.inputs)
         out_TN = x_TK.new_empty(x_TK.shape[0], weight.outputs)
         self._library.bg_linear(self._arithmetic, self.threads, x_TK.data_ptr(), x_TK.shape[0], weight.parts,
                                 len(weight.parts), out_TN.data_ptr())
@@ -201,6 +207,7 @@ class NativeKernels:
 
     def _scores(self, x_WD: Tensor, weight: PackedParts, result: _Result) -> Scores:
         x_WD = self._row_major(x_WD)
+        assert x_WD.shape[1] == weight.inputs, (x_WD.shape, weight.inputs)
         self._library.bg_head(self._arithmetic, self.threads, x_WD.data_ptr(), x_WD.shape[0], weight.parts,
                               result.struct)
         return result.scores()

@@ -278,6 +278,8 @@ def test_bad_shapes_are_refused_by_name() -> None:
         native(torch.bfloat16, path).rms_norm(normal(2, 8), torch.ones(8), 1e-5)
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         native(torch.float16, path)
+    with pytest.raises(ValueError, match="at least one thread, not 0"):
+        native(dtype, path, 0)
     with pytest.raises(ValueError, match="no instruction path 'neon'"):
         native(dtype, "neon")
 
