@@ -1,8 +1,9 @@
 """Which kernel set and instruction path an engine on this machine uses.
 
 Owns the preference: native before torch, and of two paths the one that a short timing finds faster, asked once per
-processor and library and then remembered beside the model cache.  A path's bits differ from another's, so that a run
-which is killed and begun again must meet the same path.  Does not know models, only their shapes.
+processor and library and then remembered beside the model cache.  A path's bits differ from another's: where the choice
+can't be kept, a run that is begun again may meet another path, and begins its unfinished rows again.  Does not know
+models, only their shapes.
 """
 
 from __future__ import annotations

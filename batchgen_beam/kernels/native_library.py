@@ -60,7 +60,7 @@ class Decoder(ctypes.Structure):
     """A whole decoder."""
 
     _fields_ = [("layers", POINTER(DecoderLayer)), ("layer_count", c_int64), ("hidden", c_int64), ("inner", c_int64),
-                ("vocabulary", c_int64), ("attention", Attention), ("epsilon", c_float), ("table", c_void_p),
+                ("attention", Attention), ("epsilon", c_float), ("table", c_void_p),
                 ("norm", c_void_p), ("head", Weight), ("cosines", c_void_p), ("sines", c_void_p)]
 
 

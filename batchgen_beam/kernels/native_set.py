@@ -239,7 +239,7 @@ class FusedDecoder:
                                      decoder.head_size**-0.5)
         self._struct = native.Decoder(
             layers=self._layers, layer_count=len(self._layers), hidden=decoder.table_VD.shape[1],
-            inner=decoder.layers[0].down.inputs, vocabulary=decoder.table_VD.shape[0],
+            inner=decoder.layers[0].down.inputs,
             attention=attention, epsilon=decoder.epsilon,
             table=decoder.table_VD.data_ptr(), norm=decoder.norm_D.data_ptr(), head=decoder.head.parts[0],
             cosines=decoder.cos_Cf.data_ptr(), sines=decoder.sin_Cf.data_ptr())

@@ -67,6 +67,11 @@ struct Arithmetic {
   void (*attend)(const Queries& queries, void* scratch);
 };
 
+// Bytes of one panel of a weight with so many inputs.
+inline int64_t panel_bytes(const Arithmetic& a, int64_t inputs) {
+  return (inputs + a.pair - 1) / a.pair * a.pair * PANEL * a.item;
+}
+
 // Bytes of scratch that `attend` needs for so many lines of so many values.
 inline size_t attend_scratch(int64_t lines, int64_t size) { return lines * (size * 4 + 16) + 16 * PAGE * 4; }
 

@@ -28,10 +28,7 @@ struct alignas(64) Tile {
   float value[MOST_ROWS * PANEL];
 };
 
-// Panels of a weight, in bytes.
-int64_t panel_bytes(const Arithmetic& a, int64_t inputs) { return blocks(inputs, a.pair) * a.pair * PANEL * a.item; }
-
-// The blocks of rows of one chunk, about equal in size: `use(first row, rows)`.
+// The rows of one chunk in as few blocks as a path allows, all but the last of one size: `use(first row, rows)`.
 template <class Use> void row_blocks(const Arithmetic& a, int64_t begin, int64_t end, Use use) {
   const int64_t count = blocks(end - begin, a.rows), size = blocks(end - begin, count);
   for (int64_t row = begin; row < end; row += size) use(row, static_cast<int>(std::min(size, end - row)));
@@ -167,7 +164,7 @@ std::vector<int64_t> rows_of(const bg_batch& batch) {
   return row;
 }
 
-// The page of a token's position in its row, and the slot in it: one KV head of `cache`.
+// The page of a token's position in its row: one KV head of `cache`.
 void* page_of(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
               int64_t kv_head, void* cache) {
   const int64_t page = batch.page_table[row * batch.table_width + batch.positions[token] / PAGE];

@@ -47,7 +47,7 @@ struct bg_layer {
 
 struct bg_decoder {
   const bg_layer* layers;
-  int64_t layer_count, hidden, inner, vocabulary;
+  int64_t layer_count, hidden, inner;
   bg_attention_shape attention;
   float epsilon;
   const void* table;          // [vocabulary, hidden]

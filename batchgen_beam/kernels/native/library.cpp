@@ -31,7 +31,7 @@ EXPORT int bg_interface() { return INTERFACE; }
 EXPORT const void* bg_arithmetic(const char* path, int half) { return find(path, half); }
 
 EXPORT int64_t bg_packed_bytes(const Arithmetic* a, int64_t outputs, int64_t inputs) {
-  return (outputs + PANEL - 1) / PANEL * PANEL * ((inputs + a->pair - 1) / a->pair * a->pair) * a->item;
+  return (outputs + PANEL - 1) / PANEL * panel_bytes(*a, inputs);
 }
 
 // [outputs, inputs], row after row, into panels.

@@ -13,7 +13,7 @@
 namespace batchgen {
 namespace {
 
-constexpr int SPINS = 4000;  // about 30 microseconds
+constexpr int SPINS = 4000;  // tens to hundreds of microseconds: a pause differs between processors
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
   static_assert(sizeof(word) == 4 && std::atomic<uint32_t>::is_always_lock_free);

@@ -2,7 +2,7 @@
 //
 // Owns the threads of the process: made when first needed, made again after a fork, asleep between calls.  Tasks of a
 // phase go to whoever is free, so results must not depend on who computes what.  Waiting spins for some microseconds,
-// then sleeps: a thread whose core is taken away costs others no time but its own.
+// then sleeps: where a core is taken away the others wait for its thread, but they burn no time meanwhile.
 #pragma once
 
 #include <atomic>

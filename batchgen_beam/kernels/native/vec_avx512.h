@@ -1,4 +1,4 @@
-// Vectors of 16 floats.  Included by one translation unit per instruction path, inside that path's namespace.
+// Vectors of 16 floats.  Included by the translation units of two paths.
 #pragma once
 
 #include <immintrin.h>
