@@ -91,11 +91,13 @@ def test_killed_anywhere_the_same_command_ends_with_the_same_bits(
         reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 rows lost, 0 doubled, 0 changed, counts that balance; rows under way go on from where they were."""
     used = make_reference(tmp_path, rows=32, most=420) if FULL else reference
-    suite = Suite(used, tmp_path, KillPool(plan_kills(KILLS, used.job.units, SEED)))
+    plan = plan_kills(KILLS, used.job.units, SEED)
+    suite = Suite(used, tmp_path, KillPool(plan))
     with capsys.disabled():
         suite.run()
     assert suite.faults == []
-    assert len(suite.pool.done) == KILLS
+    assert Counter(suite.pool.done) == Counter(plan)
+    assert len(plan) == KILLS
     assert sum(suite.resumed) >= KILLS * 3 // 10
 
 
