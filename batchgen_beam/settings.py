@@ -58,7 +58,8 @@ class EngineSettings:
     `max_rows` rows run at once; a forward pass takes about `step_tokens` tokens, prompts in chunks of `prefill_chunk`
     (0: whole); `kv_memory` and `kv_host_memory` are bytes, 0 on the host turns that tier (HELD) off; `threads` 0 is one
     per core, `kv_memory` 0 a share of what is free, both found by whoever loads the engine; `max_context` (tokens)
-    bounds prompt and answer below the model's own limit.
+    bounds prompt and answer below the model's own limit; with `prefix_sharing`, full pages that several prompts begin
+    with are computed and kept once.
     """
 
     dtype: str = "bfloat16"
@@ -70,6 +71,7 @@ class EngineSettings:
     kv_memory: int = 1 << 30
     kv_host_memory: int = 0
     max_context: int | None = None
+    prefix_sharing: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -18,7 +18,7 @@ from batchgen_beam.engine.batch import PackedBatch, pack
 from batchgen_beam.engine.budget import page_budget
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
-from batchgen_beam.engine.live_rows import LiveRows, view_of
+from batchgen_beam.engine.live_rows import LiveRows
 from batchgen_beam.engine.sampler import choose
 from batchgen_beam.engine.scheduler import Plan, PrefillChunk, Schedule, Snapshot, schedule
 from batchgen_beam.engine.sequence import Sequence as RowSequence
@@ -57,7 +57,7 @@ class Engine:
         self._facts = facts
         self._vocabulary = model.vocab_size
         self._executor = Executor(model, kernels, budget)
-        self._pool = KVPool(budget.device, budget.host)
+        self._pool = KVPool(budget.device, budget.host, share=settings.prefix_sharing)
         self._table = SlotTable(settings.max_rows, self._pool.groups, facts.eos_ids, model.vocab_size)
         self._live = LiveRows(self._pool, self._table, self._executor)
         self._schedule = schedule
@@ -192,15 +192,18 @@ class Engine:
         if not self._changed:
             return Plan()
         self._changed = False
+        rows, queue, followers = self._live.look(islice(self._queue, self._table.free))
         return self._schedule(Snapshot(
-            rows=tuple(self._live.views.values()),
-            queue=tuple(view_of(row, self._pool) for row in islice(self._queue, self._table.free)),
+            rows=rows,
+            queue=queue,
             groups=self._pool.groups,
             free=self._pool.free,
             free_host=self._pool.free_host,
             free_slots=self._table.free,
             step_tokens=self.settings.step_tokens,
             prefill_chunk=self.settings.prefill_chunk,
+            prefix_users=self._pool.prefix_users,
+            followers=followers,
         ))
 
     def _apply(self, plan: Plan) -> None:
@@ -209,19 +212,17 @@ class Engine:
             self._live.hold(rows[seq_id])
         for seq_id in plan.evict:
             self._live.evict(rows[seq_id])
+        queued = {row.seq_id: row for row in islice(self._queue, len(plan.admit))}
+        entering = [rows.get(seq_id) or queued[seq_id] for seq_id in plan.admit]
+        self._live.read_prefixes(entering)
         self._live.extend([rows[seq_id] for seq_id in plan.extend])
         self._live.restore([rows[seq_id] for seq_id in plan.restore])
-        self._admit(plan.admit)
+        self._live.admit(entering)
+        for _ in range(sum(seq_id in queued for seq_id in plan.admit)):
+            self._queue.popleft().started = self._clock()
         self._count.holds += len(plan.hold)
         self._count.evictions += len(plan.evict)
         self._changed |= bool(plan.hold or plan.evict)
-
-    def _admit(self, ids: Sequence[int]) -> None:
-        """Evicted rows by id, new ones from the head of the queue; the queue shrinks once their pages are theirs."""
-        queued = {row.seq_id: row for row in islice(self._queue, len(ids))}
-        self._live.admit([self._live.rows.get(seq_id) or queued[seq_id] for seq_id in ids])
-        for _ in range(sum(seq_id in queued for seq_id in ids)):
-            self._queue.popleft().started = self._clock()
 
     def _run(self, batch: PackedBatch) -> Ints:
         """One token for every row whose context is computed; returns the slots whose logits are not finite."""
@@ -245,6 +246,7 @@ class Engine:
             self._answer(Failure(key=row.key, code=ErrorCode.NUMERIC_ERROR, message=message))
             row.become(Status.FAILED)
             self._live.forget(row)
+            self._changed = True
         for chunk in chunks:
             if (row_or_none := self._live.rows.get(chunk.seq_id)) is not None:
                 self._advance_prefill(row_or_none, chunk)
@@ -258,6 +260,7 @@ class Engine:
         self._count.prefilled_tokens += chunk.count
         self._count.recomputed_tokens += row.recomputed - recomputed
         self._count.resumed_tokens += row.resumed - resumed
+        self._live.publish(row)
         self._advance(row)
 
     def _advance(self, row: RowSequence) -> None:
@@ -277,7 +280,7 @@ class Engine:
         assert row.finish_reason is not None
         return Outcome(
             key=row.key, choice_index=row.choice_index, token_ids=row.generated, finish_reason=row.finish_reason,
-            prompt_tokens=len(row.prompt_ids), logprobs=row.logprobs, params=row.params,
+            prompt_tokens=len(row.prompt_ids), cached_tokens=row.cached, logprobs=row.logprobs, params=row.params,
             content_print=row.content_print, numeric_print=row.numeric_print,
             queue_seconds=row.started - row.submitted, generate_seconds=self._clock() - row.started)
 
@@ -288,6 +291,7 @@ class Engine:
         else:
             self._count.rows_done += 1
             self._count.prompt_tokens += answer.prompt_tokens
+            self._count.cached_tokens += answer.cached_tokens
 
     # What there is
 

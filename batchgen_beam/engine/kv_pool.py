@@ -1,16 +1,19 @@
-"""Who owns which page.  Owns the free lists of both tiers and every sequence's page table.
+"""Who owns which page.  Owns the free lists of both tiers, every sequence's page table, and the shared prefixes.
 
 Page 0 of each group is the zero page: it fills unused table entries and is never handed out.  Reserving is all or
-nothing, and nothing is owned before `commit`.  Moves no bytes: `hold` and `restore` return the copies to be done.
-Does not know tensors, statuses or scheduling.
+nothing, and nothing is owned before `commit`.  A sequence's first pages may be those of a prefix that others read too:
+full pages, which nobody writes again.  Those that nobody reads any more count as free.  Moves no bytes: `hold` and
+`restore` return the copies to be done.  Does not know tensors, statuses or scheduling.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from batchgen_beam.engine.paging import PageCounts, live_pages
+from batchgen_beam.engine.prefix_cache import PrefixCache, PrefixPage, PromptPages
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.settings import PAGE_TOKENS
 
@@ -78,20 +81,28 @@ class Reservation:
 class KVPool:
     """Pages of all cache groups on the device tier and the host tier."""
 
-    def __init__(self, device_pages: Mapping[GroupKey, int], host_pages: Mapping[GroupKey, int] | None = None) -> None:
-        """Counts include the zero page.  Without `host_pages` nothing can be held."""
+    def __init__(self, device_pages: Mapping[GroupKey, int], host_pages: Mapping[GroupKey, int] | None = None, *,
+                 share: bool = True) -> None:
+        """Counts include the zero page.  Without `host_pages` nothing can be held.
+
+        Prefixes are shared if `share` and every group keeps all past tokens: where a window or a state has moved on, a
+        prefix can't be read any more.
+        """
         self.groups = tuple(device_pages)
         self._device = {group: _Tier(count) for group, count in device_pages.items()}
         self._host = {group: _Tier((host_pages or {}).get(group, 0)) for group in self.groups}
         self._tables: dict[int, dict[GroupKey, _Table]] = {}
         self._held: dict[int, dict[GroupKey, _Table]] = {}
+        self._prefixes = PrefixCache()
+        self._shared: dict[int, list[PrefixPage]] = {}
+        self.shares = share and all(group == GroupKey(CacheKind.PAGED) for group in self.groups)
 
     # What there is
 
     @property
     def free(self) -> PageCounts:
-        """Free device pages of each group."""
-        return tuple(len(self._device[group].free) for group in self.groups)
+        """Device pages of each group that are free or can be made so at once."""
+        return tuple(len(self._device[group].free) + self._prefixes.idle for group in self.groups)
 
     @property
     def free_host(self) -> PageCounts:
@@ -130,11 +141,19 @@ class KVPool:
             for sequence, computed, tokens in wishes:
                 for group in self.groups:
                     missing = self._missing(sequence, group, computed, tokens)
-                    taken.append((sequence, group, missing.start, tuple(self._device[group].take(len(missing)))))
+                    taken.append((sequence, group, missing.start, tuple(self._take(group, len(missing)))))
         except PoolExhausted:
             self.cancel(Reservation(tuple(taken)))
             raise
         return Reservation(tuple(entry for entry in taken if entry[3]))
+
+    def _take(self, group: GroupKey, number: int) -> list[int]:
+        """Pages of one group; prefixes that nobody reads give way."""
+        tier = self._device[group]
+        while number > len(tier.free) and (page := self._prefixes.drop()) is not None:
+            for key, one in zip(self.groups, page.pages, strict=True):
+                self._device[key].give([one])
+        return tier.take(number)
 
     def _missing(self, sequence: int, group: GroupKey, computed: int, tokens: int) -> range:
         needed = live_pages(group, computed, tokens)
@@ -151,18 +170,22 @@ class KVPool:
     def commit(self, reservation: Reservation) -> None:
         """Make the sequences own their reserved pages."""
         for sequence, group, first, pages in reservation.pages:
-            tables = self._tables.setdefault(sequence, {key: _Table() for key in self.groups})
-            table = tables[group]
+            table = self._own_tables(sequence)[group]
             if not table.pages:
                 table.first = first
             assert table.end == first, (sequence, group, table, first)
             table.pages.extend(pages)
 
+    def _own_tables(self, sequence: int) -> dict[GroupKey, _Table]:
+        return self._tables.setdefault(sequence, {key: _Table() for key in self.groups})
+
     def release(self, sequence: int) -> None:
         """Free all pages of a sequence on both tiers; a sequence without pages is fine."""
-        for owners, tiers in ((self._tables, self._device), (self._held, self._host)):
+        prefix = self._shared.pop(sequence, [])
+        self._prefixes.leave(prefix)
+        for owners, tiers, shared in ((self._tables, self._device, len(prefix)), (self._held, self._host, 0)):
             for group, table in owners.pop(sequence, {}).items():
-                tiers[group].give(table.pages)
+                tiers[group].give(table.pages[shared:])
 
     def trim(self, sequence: int, computed: int) -> None:
         """Free pages that lie behind the window of every position >= `computed`."""
@@ -173,11 +196,78 @@ class KVPool:
                 del table.pages[:behind]
                 table.first += behind
 
+    # Prefixes
+
+    @property
+    def prefix_users(self) -> Mapping[int, int]:
+        """How many sequences read each page of a prefix, by its number."""
+        return self._prefixes.users
+
+    def shared(self, sequence: int) -> list[PrefixPage]:
+        """The first pages of a sequence that others may read too."""
+        return self._shared.get(sequence, [])
+
+    def _deepest(self, sequence: int) -> PrefixPage | None:
+        shared = self.shared(sequence)
+        return shared[-1] if shared else None
+
+    def match(self, sequence: int, prompt: PromptPages, limit: int) -> list[PrefixPage]:
+        """Pages that are there and follow those which the sequence shares already, up to `limit` pages in all."""
+        if not self.shares:
+            return []
+        parent = self._deepest(sequence)
+        found: list[PrefixPage] = []
+        for index in range(len(self.shared(sequence)), min(limit, len(prompt))):
+            page = self._prefixes.find(prompt, index, parent)
+            if page is None:
+                break
+            found.append(page)
+            parent = page
+        return found
+
+    def adopt(self, sequence: int, pages: Iterable[PrefixPage]) -> None:
+        """The sequence reads these pages from now on, which follow those that it shares; its own there become free."""
+        tables = self._own_tables(sequence)
+        shared = self._shared.setdefault(sequence, [])
+        for page in pages:
+            assert page.parent is self._deepest(sequence), (sequence, page.number)
+            index = len(shared)
+            for group, one in zip(self.groups, page.pages, strict=True):
+                table = tables[group]
+                self._device[group].give(table.pages[index : index + 1])
+                table.pages[index : index + 1] = [one]
+            self._prefixes.join(page)
+            shared.append(page)
+
+    def publish(self, sequence: int, prompt: PromptPages, computed: int) -> None:
+        """The sequence's own full pages of the prompt, computed up to position `computed`, can be read by others.
+
+        Where an equal page is there, the sequence reads that one, so that a prefix is kept once.
+        """
+        if not self.shares:
+            return
+        shared = self._shared.setdefault(sequence, [])
+        for index in range(len(shared), min(computed // PAGE_TOKENS, len(prompt))):
+            equal = self.match(sequence, prompt, index + 1)
+            if equal:
+                self.adopt(sequence, equal)
+                continue
+            own = tuple(self._tables[sequence][group].pages[index] for group in self.groups)
+            page = self._prefixes.add(prompt, index, self._deepest(sequence), own)
+            if page is None:
+                return
+            shared.append(page)
+
     # The host tier
 
     def hold(self, sequence: int) -> list[PageCopy]:
-        """Move a sequence to the host tier; the copies must be done before any page is handed out again."""
-        return self._move(sequence, (self._tables, self._device), (self._held, self._host))
+        """Move a sequence to the host tier; the copies must be done before any page is handed out again.
+
+        There it has pages of its own alone.
+        """
+        copies = self._move(sequence, (self._tables, self._device), (self._held, self._host))
+        self._prefixes.leave(self._shared.pop(sequence, []))
+        return copies
 
     def restore(self, sequence: int) -> list[PageCopy]:
         """Move a sequence back to the device tier."""
@@ -188,15 +278,17 @@ class KVPool:
         new_owners, new_tiers = target
         tables = owners[sequence]
         for group, table in tables.items():
-            if len(table.pages) > len(new_tiers[group].free):
-                raise PoolExhausted(f"sequence {sequence} needs {len(table.pages)} pages of {group}, "
-                                    f"{len(new_tiers[group].free)} free")
+            free = len(new_tiers[group].free) + (self._prefixes.idle if new_tiers is self._device else 0)
+            if len(table.pages) > free:
+                raise PoolExhausted(f"sequence {sequence} needs {len(table.pages)} pages of {group}, {free} free")
+        shared = len(self.shared(sequence))
         copies: list[PageCopy] = []
         moved: dict[GroupKey, _Table] = {}
         for group, table in owners.pop(sequence).items():
-            pages = new_tiers[group].take(len(table.pages))
+            pages = self._take(group, len(table.pages)) if new_tiers is self._device else (
+                new_tiers[group].take(len(table.pages)))
             copies += [PageCopy(group, old, new) for old, new in zip(table.pages, pages, strict=True)]
-            tiers[group].give(table.pages)
+            tiers[group].give(table.pages[shared:])
             moved[group] = _Table(table.first, pages)
         new_owners[sequence] = moved
         return copies
@@ -204,13 +296,20 @@ class KVPool:
     # Self-check
 
     def check_integrity(self) -> None:
-        """Every page is free or owned, once; page 0 is neither; the counters balance."""
+        """Every page is free, owned or shared, once; page 0 is neither; counters and users balance."""
         for owners, tiers in ((self._tables, self._device), (self._held, self._host)):
-            for group, tier in tiers.items():
-                owned = [page for tables in owners.values() for page in tables[group].pages]
+            for index, (group, tier) in enumerate(tiers.items()):
+                owned = [page for sequence, tables in owners.items()
+                         for page in tables[group].pages[len(self.shared(sequence)) :]]
+                if tiers is self._device:
+                    owned += [page.pages[index] for page in self._prefixes.pages]
                 assert sorted(owned + tier.free) == list(range(1, tier.usable + 1)), (group, owned, tier.free)
                 assert tier.allocated - tier.freed == len(owned), (group, tier.allocated, tier.freed, len(owned))
         assert not self._tables.keys() & self._held.keys()
+        self._prefixes.check_integrity(Counter(page.number for prefix in self._shared.values() for page in prefix))
+        for sequence, prefix in self._shared.items():
+            for index, group in enumerate(self.groups if prefix else ()):
+                assert self.table(sequence, group)[1][: len(prefix)] == [page.pages[index] for page in prefix]
 
 
 _Side = tuple[dict[int, dict[GroupKey, _Table]], dict[GroupKey, _Tier]]

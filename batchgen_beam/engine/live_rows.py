@@ -9,10 +9,12 @@ from collections.abc import Iterable
 
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
+from batchgen_beam.engine.prefix_sharing import Look, find_prefix, read_prefix
 from batchgen_beam.engine.sampler import SamplingLines, stream_key
 from batchgen_beam.engine.scheduler import RowView
 from batchgen_beam.engine.sequence import Sequence, Status, Wish
 from batchgen_beam.engine.slots import SlotTable
+from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["LiveRows", "view_of"]
 
@@ -20,7 +22,12 @@ __all__ = ["LiveRows", "view_of"]
 def view_of(row: Sequence, pool: KVPool, *, full: bool = False) -> RowView:
     """The row as the scheduler sees it now."""
     return RowView(seq_id=row.seq_id, status=row.status, tokens=row.context, computed=row.computed,
-                   pages=pool.held_pages(row.seq_id), full=full)
+                   pages=pool.held_pages(row.seq_id), prefix=tuple(page.number for page in pool.shared(row.seq_id)),
+                   full=full)
+
+
+def _age(row: Sequence) -> int:
+    return row.seq_id
 
 
 class LiveRows:
@@ -68,7 +75,7 @@ class LiveRows:
             self._decode_on(row)
 
     def admit(self, rows: list[Sequence]) -> None:
-        """New and evicted rows get a slot and pages for their whole context."""
+        """New and evicted rows get a slot and pages for their whole context, beside the prefix that they share."""
         self._grow(rows)
         for row in rows:
             row.become(Status.PREFILL)
@@ -83,7 +90,41 @@ class LiveRows:
             self._executor.clear(group, reservation.of_group(group))
         self.pool.commit(reservation)
 
+    # Prefixes
+
+    def read_prefixes(self, rows: Iterable[Sequence]) -> None:
+        """Rows that are about to be admitted get the pages that others have computed; nobody takes them now."""
+        for row in rows:
+            read_prefix(row, self.pool)
+
+    def look(self, queue: Iterable[Sequence]) -> tuple[tuple[RowView, ...], tuple[RowView, ...], frozenset[int]]:
+        """The admitted rows and those of the queue as the scheduler sees them, and who waits for another's prefix."""
+        if not self.pool.shares:
+            return tuple(self.views.values()), tuple(view_of(row, self.pool) for row in queue), frozenset()
+        look = Look()
+        beginning = sorted((row for row in self.rows.values() if row.status is Status.PREFILL), key=_age)
+        for row in beginning:
+            if read_prefix(row, self.pool):
+                self._place(row)
+                self._look(row)
+            look.see(row, len(self.pool.shared(row.seq_id)), row.computed)
+        for row in sorted((row for row in self.rows.values() if row.status is Status.EVICTED), key=_age):
+            self.views[row.seq_id] = self._entering(row, look)
+        waiting = tuple(self._entering(row, look) for row in queue)
+        return tuple(self.views.values()), waiting, frozenset(look.followers)
+
+    def _entering(self, row: Sequence, look: Look) -> RowView:
+        """The row as it would be on the device: with the prefix that is there."""
+        prefix = find_prefix(row, self.pool)
+        look.see(row, len(prefix), len(prefix) * PAGE_TOKENS)
+        return RowView(seq_id=row.seq_id, status=row.status, tokens=row.context, computed=len(prefix) * PAGE_TOKENS,
+                       pages=(len(prefix),) * len(self.pool.groups), prefix=tuple(page.number for page in prefix))
+
     # Events
+
+    def publish(self, row: Sequence) -> None:
+        """A prompt chunk was computed: its full pages may be read by others."""
+        self.pool.publish(row.seq_id, row.prompt_pages, row.computed)
 
     def sync(self, row: Sequence) -> None:
         """Bring a row's state up to the present step, at an event or between two."""

@@ -3,7 +3,7 @@
 Owns what a row has said so far and where it stands in its life.  The coroutine is a generator that is advanced once
 per *event* (its prefill advanced, its KV page is full, it ended), never per token or layer; between two events the
 whole state is plain data.  The frame holds only `self` and its position follows from the state, so that `suspend`
-may close it anywhere and `resume` builds it anew.  Does not know pages, batches, sampling or text.
+may close it anywhere and `resume` builds it anew.  Does not know who owns pages, batches, sampling or text.
 
     QUEUED -> PREFILL -> DECODE <-> HELD
     PREFILL | DECODE | HELD -> EVICTED -> PREFILL
@@ -17,6 +17,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from batchgen_beam.engine.prefix_cache import PromptPages
 from batchgen_beam.records import (
     ContinuationRecord,
     FinishReason,
@@ -72,13 +73,16 @@ class NewTokens:
 class Sequence:
     """One row under way.  `computed` counts the positions whose KV is stored; `context` is prompt and generated.
 
-    `recomputed` positions went through the model again, `resumed` of them because another engine had computed them.
-    `recorded_tokens` were generated when the last record was made, at the clock's `recorded_at`.
+    `prompt_pages` names the full pages of the prompt.  `cached` positions were read from pages that other rows had
+    computed and never computed here; `recomputed` positions went through the model again, `resumed` of them because
+    another engine had computed them.  `recorded_tokens` were generated when the last record was made, at the clock's
+    `recorded_at`.
     """
 
     __slots__ = (
         "_life",
         "attempts",
+        "cached",
         "choice_index",
         "computed",
         "content_print",
@@ -92,6 +96,7 @@ class Sequence:
         "params",
         "prefilled",
         "prompt_ids",
+        "prompt_pages",
         "reached",
         "recomputed",
         "recorded_at",
@@ -110,6 +115,7 @@ class Sequence:
         self.key: RowKey = prompt.key
         self.params: SamplingParams = prompt.params
         self.prompt_ids = prompt.token_ids
+        self.prompt_pages = PromptPages(prompt.token_ids)
         self.limit = limit
         self.content_print = content_print
         self.numeric_print = numeric_print
@@ -120,6 +126,7 @@ class Sequence:
         self.status = Status.QUEUED
         self.finish_reason: FinishReason | None = None
         self.computed = self.reached = self.inherited = self.prefilled = self.recomputed = self.resumed = 0
+        self.cached = 0
         self.submitted = self.started = self.recorded_at = now
         self.recorded_tokens = 0
         self._life = self._run()
@@ -167,6 +174,12 @@ class Sequence:
         self.recomputed += again
         self.resumed += max(0, min(position, self.inherited) - self.computed)
         self.prefilled += position - self.computed
+        self.computed = position
+        self.reached = max(self.reached, position)
+
+    def found_to(self, position: int) -> None:
+        """KV is stored for all positions before `position`, from where it stood on in pages that others computed."""
+        self.cached += max(0, position - max(self.computed, self.reached))
         self.computed = position
         self.reached = max(self.reached, position)
 

@@ -26,6 +26,7 @@ class EngineFacts:
 class Counters:
     """Sums since the engine was built.
 
+    `cached_tokens` of answered rows were read from pages that other rows had computed.
     `prefilled_tokens` went through the model as prompt chunks, `recomputed_tokens` of them for a second time; of these,
     `resumed_tokens` were computed by another engine before: they belong to the `resumed_rows` that came as records.
     `restarts` counts records that could not go on here, by the print that differed.  `row_steps` sums the rows of all
@@ -35,6 +36,7 @@ class Counters:
     rows_done: int = 0
     failures: dict[ErrorCode, int] = field(default_factory=dict)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     recomputed_tokens: int = 0

@@ -141,6 +141,17 @@ def test_logits_that_are_not_finite_fail_their_row(value: float) -> None:
     assert said(answers) == said(run(engine(model), [rows[0], rows[2]]))
 
 
+@pytest.mark.parametrize("length", [24, 31])
+def test_bad_rows_make_room_for_the_next(length: int) -> None:
+    """Case B7: where every row that runs fails at once, those that waited for a slot run."""
+    broken = Overflowing(fake_model()._config, KERNELS)
+    broken.value = float("nan")
+    rows = [prompt("meets-it", length), prompt("short", 5, max_tokens=10)]
+    answers = run(engine(broken, max_rows=1), rows, bound=200)
+    assert isinstance(answers["meets-it"], Failure)
+    assert isinstance(answers["short"], Outcome)
+
+
 def test_seeded_rows_do_not_depend_on_their_mates() -> None:
     """Case 21: a sampled row says the same alone, beside greedy rows, and beside rows of other seeds."""
     row = prompt("seeded", 12, temperature=1.0, seed=7)

@@ -44,11 +44,11 @@ class Law:
         order = list(self.prompts) if seed is None else random.Random(seed).sample(self.prompts, len(self.prompts))
         return said(run(self.engine(max_rows=rows, prefill_chunk=chunk), order))
 
-    def churned(self, every: int, host_pages: int, pages: int) -> tuple[Bits, Churn]:
+    def churned(self, every: int, host_pages: int, pages: int, *, sharing: bool = True) -> tuple[Bits, Churn]:
         """A small pool in which every row is held and evicted at least twice (the oldest is only held)."""
         churn = Churn(every=every)
         rig = self.engine(plan=churn, kv_memory=kv_bytes(self.model, pages),
-                          kv_host_memory=kv_bytes(self.model, host_pages))
+                          kv_host_memory=kv_bytes(self.model, host_pages), prefix_sharing=sharing)
         return said(run(rig, self.prompts)), churn
 
     def in_lanes(self, lanes: int) -> Bits:
@@ -89,6 +89,7 @@ class Law:
         """All runs that must agree, by name."""
         named: dict[str, Callable[[], Bits]] = {f"rows={n}": lambda n=n: self.batched(n) for n in rows}
         named |= {f"chunk={n}": lambda n=n: self.batched(len(self.prompts), chunk=n) for n in chunks}
+        named["no sharing"] = lambda: said(run(self.engine(prefix_sharing=False), self.prompts))
         named["shuffled"] = lambda: self.batched(len(self.prompts), seed=11)
         named["one lane"] = lambda: self.in_lanes(1)
         named["two lanes"] = lambda: self.in_lanes(2)

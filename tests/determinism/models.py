@@ -50,14 +50,19 @@ def tiny_llama(kernels: KernelSet) -> LlamaModel:
 
 
 def rows(count: int, vocabulary: int, *, longest: int, new_tokens: int) -> list[Prompt]:
-    """Greedy and seeded rows in turn; every eighth prompt is nearly `longest` tokens, the rest under 150."""
+    """Greedy and seeded rows in turn; every eighth prompt is nearly `longest` tokens, the rest under 150.
+
+    The long ones and the fourth before each begin with the same 140 tokens, or as many of them as they have.
+    """
     prompts = []
+    common = [random.Random("common").randrange(3, vocabulary) for _ in range(140)]
     for i in range(count):
         draw = random.Random(i)
-        length = longest - i if i % 8 == 5 else 1 + draw.randrange(150)
+        length = longest - i if i % 8 == 5 else 130 + i % 30 if i % 8 == 1 else 1 + draw.randrange(150)
         params = SamplingParams(temperature=[0.0, 0.8, 1.2][i % 3], top_k=[0, 40][i % 2], top_p=[1.0, 0.9, 0.95][i % 3],
                                 seed=i % 4, max_tokens=new_tokens + i % 5, logprobs=5)
-        ids = token_array(draw.randrange(3, vocabulary) for _ in range(length))
+        own = [draw.randrange(3, vocabulary) for _ in range(length)]
+        ids = token_array(common[:length] + own[140:] if i % 8 in (1, 5) else own)
         prompts.append(Prompt(key=RowKey(f"row-{i}", "0" * 64), token_ids=ids, params=params))
     return prompts
 

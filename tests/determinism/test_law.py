@@ -43,12 +43,14 @@ def hold(law: Law, *, alone: list[str] | None = None) -> None:
 
 def hold_churned(law: Law, *, pages: int, host_pages: int) -> None:
     """Compare with a pool so small that every row is held and evicted at least twice; the oldest is only held."""
-    churned, churn = law.churned(every=2, host_pages=host_pages, pages=pages)
-    count = len(law.prompts)
-    assert all(churn.holds.get(i, 0) >= 2 for i in range(count)), churn.holds
-    assert all(churn.evictions.get(i, 0) >= 2 for i in range(1, count)), churn.evictions
-    assert 0 not in churn.evictions
-    assert churned == law.batched(count)
+    reference = law.batched(len(law.prompts))
+    for sharing in (True, False):
+        churned, churn = law.churned(every=2, host_pages=host_pages, pages=pages, sharing=sharing)
+        count = len(law.prompts)
+        assert all(churn.holds.get(i, 0) >= 2 for i in range(count)), churn.holds
+        assert all(churn.evictions.get(i, 0) >= 2 for i in range(1, count)), churn.evictions
+        assert 0 not in churn.evictions
+        assert churned == reference, f"sharing {sharing}"
 
 
 @SETS
