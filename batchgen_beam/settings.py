@@ -59,7 +59,7 @@ class EngineSettings:
     (0: whole); `kv_memory` and `kv_host_memory` are bytes, 0 on the host turns that tier (HELD) off; `threads` 0 is one
     per core, `kv_memory` 0 a share of what is free, both found by whoever loads the engine; `max_context` (tokens)
     bounds prompt and answer below the model's own limit; with `prefix_sharing`, full pages that several prompts begin
-    with are computed and kept once.
+    with are computed and kept once; with `longest_first`, rows that may run longest are admitted first.
     """
 
     dtype: str = "bfloat16"
@@ -72,6 +72,7 @@ class EngineSettings:
     kv_host_memory: int = 0
     max_context: int | None = None
     prefix_sharing: bool = True
+    longest_first: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

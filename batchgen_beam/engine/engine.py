@@ -7,13 +7,12 @@ decides, `LiveRows` carries out, the executor computes.  Knows token ids only; n
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from itertools import islice
 
 import numpy as np
 
+from batchgen_beam.engine.admission import AdmissionQueue
 from batchgen_beam.engine.batch import PackedBatch, pack
 from batchgen_beam.engine.budget import page_budget
 from batchgen_beam.engine.executor import Executor
@@ -62,7 +61,7 @@ class Engine:
         self._live = LiveRows(self._pool, self._table, self._executor)
         self._schedule = schedule
         self._clock = clock
-        self._queue: deque[RowSequence] = deque()
+        self._queue = AdmissionQueue(longest_first=settings.longest_first)
         self._answers: list[Answer] = []
         self._next_id = 0
         self._changed = True
@@ -111,9 +110,8 @@ class Engine:
                      if getattr(record, name) != getattr(self._facts, name)), None)
 
     def _enqueue(self, row: RowSequence) -> None:
-        self._next_id += 1
         row.advance()
-        self._queue.append(row)
+        self._queue.add(row)
         self._changed = True
 
     def _limit(self, prompt: Prompt) -> int:
@@ -146,14 +144,13 @@ class Engine:
         """The unanswered rows with these row key texts in their portable form, oldest first; they leave the engine."""
         wanted = set(keys)
         admitted = [row for _, row in sorted(self._live.rows.items()) if row.key.text in wanted]
-        queued = [row for row in self._queue if row.key.text in wanted]
+        queued = self._queue.take(wanted)
         for row in admitted:
             if row.seq_id in self._live.slot_of:
                 self._live.sync(row)
         records = [row.suspend() for row in (*admitted, *queued)]
         for row in admitted:
             self._live.forget(row)
-        self._queue = deque(row for row in self._queue if row.key.text not in wanted)
         self._changed = True
         return records
 
@@ -192,7 +189,7 @@ class Engine:
         if not self._changed:
             return Plan()
         self._changed = False
-        rows, queue, followers = self._live.look(islice(self._queue, self._table.free))
+        rows, queue, followers = self._live.look(self._next_in_line())
         return self._schedule(Snapshot(
             rows=rows,
             queue=queue,
@@ -206,20 +203,28 @@ class Engine:
             followers=followers,
         ))
 
+    def _next_in_line(self) -> list[RowSequence]:
+        """Rows of the queue that would find a slot.  Ids tell the order of admission, so they get theirs now."""
+        rows = self._queue.first(self._table.free)
+        for row in rows:
+            row.seq_id = self._next_id
+            self._next_id += 1
+        return rows
+
     def _apply(self, plan: Plan) -> None:
         rows = self._live.rows
         for seq_id in plan.hold:
             self._live.hold(rows[seq_id])
         for seq_id in plan.evict:
             self._live.evict(rows[seq_id])
-        queued = {row.seq_id: row for row in islice(self._queue, len(plan.admit))}
+        queued = {row.seq_id: row for row in self._queue.first(len(plan.admit))}
         entering = [rows.get(seq_id) or queued[seq_id] for seq_id in plan.admit]
         self._live.read_prefixes(entering)
         self._live.extend([rows[seq_id] for seq_id in plan.extend])
         self._live.restore([rows[seq_id] for seq_id in plan.restore])
         self._live.admit(entering)
-        for _ in range(sum(seq_id in queued for seq_id in plan.admit)):
-            self._queue.popleft().started = self._clock()
+        for row in self._queue.pop(sum(seq_id in queued for seq_id in plan.admit)):
+            row.started = self._clock()
         self._count.holds += len(plan.hold)
         self._count.evictions += len(plan.evict)
         self._changed |= bool(plan.hold or plan.evict)

@@ -19,6 +19,10 @@ from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["KVPool", "PageCopy", "PoolExhausted", "Reservation"]
 
+IDLE_SHARE = 8
+"""Prefixes that nobody reads may keep one page in so many before others would have to touch fresh memory: most prompts
+are never seen again, and first use of memory costs more than many a prompt."""
+
 
 class PoolExhausted(Exception):
     """A reservation does not fit; everything it had taken was given back."""
@@ -46,11 +50,15 @@ class _Table:
 
 
 class _Tier:
-    """Free list of one group on one tier; pages 1 .. count - 1 can be handed out, lowest first when fresh."""
+    """Free list of one group on one tier; pages 1 .. count - 1 can be handed out, those last that never were.
+
+    `fresh` counts the latter: their memory is taken when they are first written.
+    """
 
     def __init__(self, count: int) -> None:
         self.usable = max(count - 1, 0)
         self.free = list(range(count - 1, 0, -1))
+        self.fresh = self.usable
         self.allocated = 0
         self.freed = 0
 
@@ -58,6 +66,7 @@ class _Tier:
         if number > len(self.free):
             raise PoolExhausted(f"{number} pages wanted, {len(self.free)} of {self.usable} free")
         self.allocated += number
+        self.fresh = min(self.fresh, len(self.free) - number)
         return [self.free.pop() for _ in range(number)]
 
     def give(self, pages: Iterable[int]) -> None:
@@ -148,12 +157,17 @@ class KVPool:
         return Reservation(tuple(entry for entry in taken if entry[3]))
 
     def _take(self, group: GroupKey, number: int) -> list[int]:
-        """Pages of one group; prefixes that nobody reads give way."""
+        """Pages of one group; prefixes that nobody reads give way where no memory is left, and beyond their share."""
         tier = self._device[group]
-        while number > len(tier.free) and (page := self._prefixes.drop()) is not None:
-            for key, one in zip(self.groups, page.pages, strict=True):
-                self._device[key].give([one])
+        while number > len(tier.free) - tier.fresh and self._prefixes.idle > tier.usable // IDLE_SHARE:
+            self._drop_prefix()
+        while number > len(tier.free) and self._prefixes.idle:
+            self._drop_prefix()
         return tier.take(number)
+
+    def _drop_prefix(self) -> None:
+        for group, page in zip(self.groups, self._prefixes.drop().pages, strict=True):
+            self._device[group].give([page])
 
     def _missing(self, sequence: int, group: GroupKey, computed: int, tokens: int) -> range:
         needed = live_pages(group, computed, tokens)

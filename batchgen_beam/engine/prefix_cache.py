@@ -121,10 +121,8 @@ class PrefixCache:
             if not self._users[page.number]:
                 self._idle[page.number] = page
 
-    def drop(self) -> PrefixPage | None:
-        """Forget the page that has been without users for longest; None if all are used.  It is always a leaf."""
-        if not self._idle:
-            return None
+    def drop(self) -> PrefixPage:
+        """Forget the page that has been without users for longest, of which there is one.  It is always a leaf."""
         number, page = self._idle.popitem(last=False)
         del self._users[number], self._found[page.digest]
         return page

@@ -129,6 +129,19 @@ def test_a_suspended_leader_leaves_its_followers() -> None:
     assert said(answers | finish(rig)) == said(run(engine(), rows))
 
 
+def test_pages_that_nobody_reads_do_not_take_fresh_memory() -> None:
+    """Prompts that come once go through the same pages; an eighth of the pool may keep what nobody reads."""
+    rig = KVPool({PAGED: 81})
+    touched = set()
+    for sequence in range(40):
+        rig.commit(rig.reserve([(sequence, 0, 300)]))
+        touched |= set(rig.table(sequence, PAGED)[1])
+        rig.publish(sequence, PromptPages(token_array(words(f"{sequence}", 300))), 300)
+        rig.release(sequence)
+    assert len(touched) <= 80 // 8 + 5 + 4
+    assert len(rig.prefix_users) >= 80 // 8 - 4
+
+
 MIXES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 200), st.integers(1, 60), st.integers(1, 90)), min_size=1,
                  max_size=12)
 

@@ -28,7 +28,7 @@ def test_simulated_engine_takes_the_steps_of_the_real_one(pages: int, seed: int)
     draw = random.Random(seed)
     lengths = [(draw.randrange(1, 150), draw.randrange(1, 250)) for _ in range(20)]
     model = fake_model()
-    real = engine(model, kv_memory=kv_bytes(model, pages), prefix_sharing=False)
+    real = engine(model, kv_memory=kv_bytes(model, pages), prefix_sharing=False, longest_first=False)
     simulated = SimulatedEngine(capacity=8, pages=pages, costs=COSTS, step_tokens=256, prefill_chunk=64)
     for index, (length, answer) in enumerate(lengths):
         real.submit(prompt(f"{index}", length, max_tokens=answer))
