@@ -12,6 +12,8 @@ namespace {
 
 constexpr int MOST_ROWS = 16;             // of any path's `product`
 constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
+constexpr int64_t OWN_ROWS = 24;          // from so many rows for each thread on, threads share out rows, not panels
+constexpr int MOST_SHARES = 64;
 constexpr int64_t PANELS = 2;             // of one task
 constexpr int64_t HEAD_PANELS = 8;        // of one task of the head
 constexpr int64_t LINES = 8;              // tokens of one task that goes token by token
@@ -52,6 +54,21 @@ class Spans {
  private:
   int64_t panels_, size_, groups_, tokens_;
 };
+
+// Some rows of a batch.
+struct Rows {
+  int64_t begin, end;
+};
+
+// Rows are shared out as one block for each thread, or some where a block would be too large for its caches.
+int share_count(int64_t rows, const Team& team) {
+  const int64_t rounds = blocks(rows, CHUNK * team.threads());
+  return static_cast<int>(std::min<int64_t>(MOST_SHARES, rounds * team.threads()));
+}
+
+Rows share(int64_t rows, int index, int shares) { return {rows * index / shares, rows * (index + 1) / shares}; }
+
+Span all_panels(const bg_weight& w, const Rows& rows) { return {0, blocks(w.outputs, PANEL), rows.begin, rows.end}; }
 
 Finish finish(const Arithmetic& a, const bg_weight& w, int64_t panel, void* out, int64_t stride, int64_t row) {
   const int64_t column = panel * PANEL;
@@ -197,16 +214,13 @@ class Head {
 
   int64_t count() const { return spans_.count(); }
 
-  void run(int64_t task, const void* x) {
-    Tile tiles[HEAD_PANELS];
-    const Span span = spans_[task];
-    const int64_t bytes = panel_bytes(a_, w_.inputs);
-    row_blocks(a_, span.first_row, span.last_row, [&](int64_t row, int rows) {
-      for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
-        a_.product(at(x, row * w_.inputs * a_.item), w_.inputs, rows, at(w_.panels, panel * bytes), w_.inputs,
-                   tiles[panel - span.first_panel].value);
-      for (int r = 0; r < rows; r++) take(tiles, r, row + r, span.first_panel);
-    });
+  void run(int64_t task, const void* x) { run(spans_[task], x); }
+
+  // All logits of some rows.
+  void run(const Rows& rows, const void* x) {
+    const int64_t panels = blocks(w_.outputs, PANEL);
+    for (int64_t panel = 0; panel < panels; panel += HEAD_PANELS)
+      run(Span{panel, std::min(panels, panel + HEAD_PANELS), rows.begin, rows.end}, x);
   }
 
   // Of one token, once all tasks have run: the groups in ascending order.
@@ -227,6 +241,17 @@ class Head {
   }
 
  private:
+  void run(const Span& span, const void* x) {
+    Tile tiles[HEAD_PANELS];
+    const int64_t bytes = panel_bytes(a_, w_.inputs);
+    row_blocks(a_, span.first_row, span.last_row, [&](int64_t row, int rows) {
+      for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
+        a_.product(at(x, row * w_.inputs * a_.item), w_.inputs, rows, at(w_.panels, panel * bytes), w_.inputs,
+                   tiles[panel - span.first_panel].value);
+      for (int r = 0; r < rows; r++) take(tiles, r, row + r, span.first_panel);
+    });
+  }
+
   void take(const Tile* tiles, int r, int64_t row, int64_t first_panel) {
     const int64_t column = first_panel * PANEL, line = result_.logits_at[row];
     const int columns = static_cast<int>(std::min<int64_t>(PANEL * HEAD_PANELS, w_.outputs - column));
@@ -264,11 +289,11 @@ class Pass {
   Pass(const Arithmetic& a, const bg_decoder& decoder, const bg_batch& batch, const bg_cache* caches,
        const bg_result& result, Buffers& buffers, int threads)
       : a_(a), d_(decoder), b_(batch), caches_(caches), shape_(decoder.attention), tokens_(batch.tokens),
-        width_((shape_.heads + 2 * shape_.kv_heads) * shape_.size), mixed_width_(shape_.heads * shape_.size),
+        line_(decoder.hidden * a.item), width_((shape_.heads + 2 * shape_.kv_heads) * shape_.size), mixed_width_(shape_.heads * shape_.size),
         row_(rows_of(batch)), queries_(query_blocks(batch, shape_)), attention_(a, batch, shape_, queries_, threads),
         head_(a, decoder.head, batch.wanted, result), scratch_(attention_.scratch()) {
-    hidden_ = buffers.get(0, tokens_ * d_.hidden * a.item);
-    normed_ = buffers.get(1, std::max(tokens_, b_.wanted) * d_.hidden * a.item);
+    hidden_ = buffers.get(0, tokens_ * line_);
+    normed_ = buffers.get(1, std::max(tokens_, b_.wanted) * line_);
     qkv_ = buffers.get(2, tokens_ * width_ * a.item);
     mixed_ = buffers.get(3, tokens_ * mixed_width_ * a.item);
     inner_ = buffers.get(4, tokens_ * d_.inner * a.item);
@@ -276,38 +301,98 @@ class Pass {
   }
 
   void run(Team& team, int thread) {
-    const int64_t line = d_.hidden * a_.item;
-    team.each(blocks(tokens_, LINES), thread, [&](int64_t i, int) {
-      each_token(i, tokens_, [&](int64_t t) { std::memcpy(at(hidden_, t * line), at(d_.table, b_.token_ids[t] * line), line); });
-    });
-    for (int64_t i = 0; i < d_.layer_count; i++) {
-      attend(team, thread, d_.layers[i], caches_[i]);
-      feed_forward(team, thread, d_.layers[i]);
-    }
+    if (tokens_ >= OWN_ROWS * team.threads())
+      layers_by_rows(team, thread);
+    else
+      layers_by_panels(team, thread);
     team.each(blocks(b_.wanted, LINES), thread, [&](int64_t i, int) {
-      each_token(i, b_.wanted, [&](int64_t w) {
-        a_.norm(at(hidden_, b_.wanted_at[w] * line), d_.norm, d_.hidden, d_.epsilon, at(normed_, w * line));
-      });
+      for (int64_t w = i * LINES; w < std::min(b_.wanted, (i + 1) * LINES); w++)
+        a_.norm(at(hidden_, b_.wanted_at[w] * line_), d_.norm, d_.hidden, d_.epsilon, at(normed_, w * line_));
     });
-    team.each(head_.count(), thread, [&](int64_t i, int) { head_.run(i, normed_); });
+    if (b_.wanted >= OWN_ROWS * team.threads()) {
+      const int shares = share_count(b_.wanted, team);
+      team.own(shares, thread, [&](int i) { head_.run(share(b_.wanted, i, shares), normed_); });
+    } else {
+      team.each(head_.count(), thread, [&](int64_t i, int) { head_.run(i, normed_); });
+    }
     team.each(b_.wanted, thread, [&](int64_t w, int) { head_.settle(w); });
   }
 
  private:
-  template <class Use> static void each_token(int64_t task, int64_t count, Use use) {
-    for (int64_t t = task * LINES; t < std::min(count, (task + 1) * LINES); t++) use(t);
+  // Few rows: all threads work on all rows, each on some panels, so that each weight is read once.
+  void layers_by_panels(Team& team, int thread) {
+    each_rows(team, thread, [&](const Rows& rows) { embed(rows); });
+    for (int64_t i = 0; i < d_.layer_count; i++) {
+      const bg_layer& layer = d_.layers[i];
+      each_rows(team, thread, [&](const Rows& rows) { norm(layer.attention_norm, rows); });
+      project(team, thread, layer);
+      each_rows(team, thread, [&](const Rows& rows) { append(caches_[i], rows); });
+      attend(team, thread, caches_[i]);
+      product(team, thread, mixed_, layer.out);
+      each_rows(team, thread, [&](const Rows& rows) { norm(layer.feed_forward_norm, rows); });
+      const Spans spans(d_.inner, tokens_, PANELS);
+      team.each(spans.count(), thread,
+                [&](int64_t k, int) { multiply_gated(a_, normed_, layer.gate, layer.up, spans[k], inner_); });
+      product(team, thread, inner_, layer.down);
+    }
   }
 
-  void norm(Team& team, int thread, const void* weight) {
-    const int64_t line = d_.hidden * a_.item;
-    team.each(blocks(tokens_, LINES), thread, [&](int64_t i, int) {
-      each_token(i, tokens_, [&](int64_t t) { a_.norm(at(hidden_, t * line), weight, d_.hidden, d_.epsilon, at(normed_, t * line)); });
+  // Many rows: each thread works on its own rows and finds them in its caches; only attention, whose cost differs from
+  // row to row and which reads what others appended, is shared out anew.
+  void layers_by_rows(Team& team, int thread) {
+    const int shares = share_count(tokens_, team);
+    team.own(shares, thread, [&](int i) {
+      embed(share(tokens_, i, shares));
+      before_attention(0, share(tokens_, i, shares));
     });
+    for (int64_t layer = 0; layer < d_.layer_count; layer++) {
+      attend(team, thread, caches_[layer]);
+      team.own(shares, thread, [&](int i) {
+        after_attention(layer, share(tokens_, i, shares));
+        if (layer + 1 < d_.layer_count) before_attention(layer + 1, share(tokens_, i, shares));
+      });
+    }
   }
 
-  void product(Team& team, int thread, const void* x, const bg_weight& w, void* out, int64_t stride, Finisher finisher) {
+  void before_attention(int64_t index, const Rows& rows) {
+    const bg_layer& layer = d_.layers[index];
+    norm(layer.attention_norm, rows);
+    void* out = qkv_;
+    for (const bg_weight& weight : layer.qkv) {
+      multiply(a_, normed_, weight, all_panels(weight, rows), out, width_, a_.keep);
+      out = at(out, weight.outputs * a_.item);
+    }
+    append(caches_[index], rows);
+  }
+
+  void after_attention(int64_t index, const Rows& rows) {
+    const bg_layer& layer = d_.layers[index];
+    multiply(a_, mixed_, layer.out, all_panels(layer.out, rows), hidden_, d_.hidden, a_.add);
+    norm(layer.feed_forward_norm, rows);
+    multiply_gated(a_, normed_, layer.gate, layer.up, all_panels(layer.gate, rows), inner_);
+    multiply(a_, inner_, layer.down, all_panels(layer.down, rows), hidden_, d_.hidden, a_.add);
+  }
+
+  template <class Use> void each_rows(Team& team, int thread, Use use) {
+    team.each(blocks(tokens_, LINES), thread,
+              [&](int64_t i, int) { use(Rows{i * LINES, std::min(tokens_, (i + 1) * LINES)}); });
+  }
+
+  void embed(const Rows& rows) {
+    for (int64_t t = rows.begin; t < rows.end; t++)
+      std::memcpy(at(hidden_, t * line_), at(d_.table, b_.token_ids[t] * line_), line_);
+  }
+
+  void norm(const void* weight, const Rows& rows) {
+    for (int64_t t = rows.begin; t < rows.end; t++)
+      a_.norm(at(hidden_, t * line_), weight, d_.hidden, d_.epsilon, at(normed_, t * line_));
+  }
+
+  // Into the hidden states.
+  void product(Team& team, int thread, const void* x, const bg_weight& w) {
     const Spans spans(w.outputs, tokens_, PANELS);
-    team.each(spans.count(), thread, [&](int64_t i, int) { multiply(a_, x, w, spans[i], out, stride, finisher); });
+    team.each(spans.count(), thread,
+              [&](int64_t i, int) { multiply(a_, x, w, spans[i], hidden_, d_.hidden, a_.add); });
   }
 
   // Queries, keys and values are three weights but one phase.
@@ -324,33 +409,22 @@ class Pass {
   }
 
   // Rotate queries and keys in place and put keys and values into their pages.
-  void append(int64_t t, const bg_cache& cache) {
+  void append(const bg_cache& cache, const Rows& rows) {
     const int64_t half = shape_.size / 2, turned = shape_.heads + shape_.kv_heads, head = shape_.size * a_.item;
-    void* line = at(qkv_, t * width_ * a_.item);
-    for (int64_t h = 0; h < turned; h++)
-      a_.rope(at(line, h * head), d_.cosines + b_.positions[t] * half, d_.sines + b_.positions[t] * half, half,
-              at(line, h * head));
-    append_key(a_, b_, shape_, row_[t], t, at(line, shape_.heads * head), cache.keys);
-    append_value(a_, b_, shape_, row_[t], t, at(line, turned * head), cache.values);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+      void* line = at(qkv_, t * width_ * a_.item);
+      for (int64_t h = 0; h < turned; h++)
+        a_.rope(at(line, h * head), d_.cosines + b_.positions[t] * half, d_.sines + b_.positions[t] * half, half,
+                at(line, h * head));
+      append_key(a_, b_, shape_, row_[t], t, at(line, shape_.heads * head), cache.keys);
+      append_value(a_, b_, shape_, row_[t], t, at(line, turned * head), cache.values);
+    }
   }
 
-  void attend(Team& team, int thread, const bg_layer& layer, const bg_cache& cache) {
-    norm(team, thread, layer.attention_norm);
-    project(team, thread, layer);
-    team.each(blocks(tokens_, LINES), thread,
-              [&](int64_t i, int) { each_token(i, tokens_, [&](int64_t t) { append(t, cache); }); });
+  void attend(Team& team, int thread, const bg_cache& cache) {
     team.each(attention_.count(), thread, [&](int64_t i, int who) {
       attention_.run(i, qkv_, width_, cache, mixed_, at(lines_, who * scratch_));
     });
-    product(team, thread, mixed_, layer.out, hidden_, d_.hidden, a_.add);
-  }
-
-  void feed_forward(Team& team, int thread, const bg_layer& layer) {
-    norm(team, thread, layer.feed_forward_norm);
-    const Spans spans(d_.inner, tokens_, PANELS);
-    team.each(spans.count(), thread,
-              [&](int64_t i, int) { multiply_gated(a_, normed_, layer.gate, layer.up, spans[i], inner_); });
-    product(team, thread, inner_, layer.down, hidden_, d_.hidden, a_.add);
   }
 
   const Arithmetic& a_;
@@ -358,7 +432,7 @@ class Pass {
   const bg_batch& b_;
   const bg_cache* caches_;
   const bg_attention_shape& shape_;
-  const int64_t tokens_, width_, mixed_width_;
+  const int64_t tokens_, line_, width_, mixed_width_;
   const std::vector<int64_t> row_;
   const std::vector<Block> queries_;
   const Attention attention_;

@@ -96,6 +96,7 @@ void Team::wait() {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) return await_change(phase_, phase);
   arrived_.store(0, std::memory_order_relaxed);
   next_.store(0, std::memory_order_relaxed);
+  taken_.store(0, std::memory_order_relaxed);
   phase_.store(phase + 1, std::memory_order_release);
   if (threads_ > 1) wake_all(phase_);
 }
