@@ -56,6 +56,7 @@ class Engine:
         self.token_bytes = budget.token_bytes
         self._facts = facts
         self._vocabulary = model.vocab_size
+        self._kernels = kernels
         self._executor = Executor(model, kernels, budget)
         self._pool = KVPool(budget.device, budget.host)
         self._table = SlotTable(settings.max_rows, self._pool.groups, facts.eos_ids, model.vocab_size)
@@ -230,7 +231,7 @@ class Engine:
         scores = self._executor.forward(batch, lines.whole, eligible)
         if not len(slots):
             return slots
-        sampled = choose(scores, lines, self._table.context[slots], eligible)
+        sampled = choose(self._kernels, scores, lines, self._table.context[slots], eligible)
         self._table.record(slots, sampled.ids_W, sampled.logprobs_W, sampled.top_ids_WK, sampled.top_logprobs_WK)
         self._count.generated_tokens += len(slots) - int(sampled.bad_W.sum())
         return slots[sampled.bad_W]

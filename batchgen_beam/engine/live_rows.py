@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
-from batchgen_beam.engine.sampler import SamplingLines, stream_key
+from batchgen_beam.engine.sampler import stream_key
 from batchgen_beam.engine.scheduler import RowView
 from batchgen_beam.engine.sequence import Sequence, Status, Wish
 from batchgen_beam.engine.slots import SlotTable
+from batchgen_beam.models.sampling import SamplingLines
 
 __all__ = ["LiveRows", "view_of"]
 

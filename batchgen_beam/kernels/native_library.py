@@ -1,7 +1,7 @@
 """The compiled kernels as Python sees them: the library, its structs, and which instruction paths this machine can run.
 
-Owns the C interface: fields here are those of `native/decoder.h`, in the same order.  Does not know kernel sets, models
-or batches.
+Owns the C interface: fields here are those of `native/decoder.h` and `native/sampling.h`, in the same order.  Does not
+know kernel sets, models or batches.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Weight",
-           "arithmetic", "library"]
+__all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Sampling",
+           "Weight", "arithmetic", "library"]
 
-INTERFACE = 1
+INTERFACE = 2
 
 PATHS = ("avx2", "avx512", "avx512_bf16")
 """Instruction paths, each a step up from the one before."""
@@ -71,6 +71,15 @@ class Result(ctypes.Structure):
                 ("logprobs", c_void_p)]
 
 
+class Sampling(ctypes.Structure):
+    """Rows of logits, the parameters of each, and where its results go."""
+
+    _fields_ = [("rows", c_int64), ("vocabulary", c_int64), ("text", c_int64), ("width", c_int64),
+                ("logits", c_void_p), ("greedy", c_void_p), ("temperature", c_void_p), ("top_k", c_void_p),
+                ("top_p", c_void_p), ("uniform", c_void_p), ("listed", c_void_p), ("ids", c_void_p),
+                ("logprobs", c_void_p), ("top_ids", c_void_p), ("top_logprobs", c_void_p), ("bad", c_void_p)]
+
+
 _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
     "bg_interface": (c_int, []),
     "bg_arithmetic": (c_void_p, [c_char_p, c_int]),
@@ -85,8 +94,24 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
     "bg_attention": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
                             c_void_p]),
     "bg_head": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
+    "bg_sample": (c_int, [c_void_p, c_int, POINTER(Sampling)]),
     "bg_forward": (None, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
 }
+
+
+_FALLIBLE = ("bg_sample",)
+"""Functions that return whether they did their work."""
+
+_NO_MEMORY, _NO_THREAD = 1, 2
+
+
+def _raise_fault(status: int, function: object, arguments: tuple[object, ...]) -> None:
+    """What a call that could not do its work is in Python."""
+    del function, arguments
+    if status == _NO_MEMORY:
+        raise MemoryError("the native kernels got no memory")
+    if status == _NO_THREAD:
+        raise RuntimeError("the native kernels could not start their threads; lower the number of threads")
 
 
 @cache
@@ -104,6 +129,8 @@ def library() -> ctypes.CDLL | None:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
+        if name in _FALLIBLE:
+            function.errcheck = _raise_fault
     return found
 
 

@@ -20,11 +20,12 @@ from batchgen_beam.kernels import native_library as native
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
+from batchgen_beam.models.sampling import Sampled, SamplingLines
 from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["NativeKernels", "PackedParts"]
 
-KERNELS_VERSION = 1
+KERNELS_VERSION = 2
 """Part of the numeric print: raised when an operation here gives other bits."""
 
 HEAD_MULTIPLE = 16
@@ -69,7 +70,7 @@ class NativeKernels:
         self._arithmetic = address
 
     def facts(self) -> Mapping[str, object]:
-        """What decides the bits, those of torch's part in sampling included; not the number of threads."""
+        """What decides the bits, those of torch's part in rotation tables included; not the number of threads."""
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
                 "dtype": str(self.dtype).removeprefix("torch."), "torch": torch.__version__,
                 "capability": torch.backends.cpu.get_cpu_capability()}
@@ -211,6 +212,21 @@ class NativeKernels:
         self._library.bg_head(self._arithmetic, self.threads, x_WD.data_ptr(), x_WD.shape[0], weight.parts,
                               result.struct)
         return result.scores()
+
+    def sample(self, logits_LV: Tensor, lines: SamplingLines, uniform_L: NDArray[np.float64],
+               text_vocabulary: int) -> Sampled:
+        """The next token of each row, each by one thread."""
+        rows, vocabulary = logits_LV.shape
+        assert logits_LV.dtype is torch.float32, logits_LV.dtype
+        result = Sampled.allocate(rows, int(lines.logprobs.max(initial=0)))
+        logits_LV = logits_LV.contiguous()
+        inputs = [np.ascontiguousarray(array) for array in (lines.greedy, lines.temperature, lines.top_k, lines.top_p,
+                                                            uniform_L, lines.logprobs)]
+        outputs = (result.ids_W, result.logprobs_W, result.top_ids_WK, result.top_logprobs_WK, result.bad_W)
+        struct = native.Sampling(rows, vocabulary, min(text_vocabulary, vocabulary), result.top_ids_WK.shape[1],
+                                 logits_LV.data_ptr(), *(array.ctypes.data for array in (*inputs, *outputs)))
+        self._library.bg_sample(self._arithmetic, self.threads, struct)
+        return result
 
     # The whole decoder
 

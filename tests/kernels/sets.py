@@ -12,7 +12,8 @@ from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "MakeKernels", "native"]
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "SAMPLERS", "MakeKernels",
+           "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -42,3 +43,8 @@ _ALL += [(dtype, f"{path}-{_name(dtype)}", lambda dtype=dtype, path=path: native
 EVERY_SET = [pytest.param(make, id=name) for _, name, make in _ALL]
 FLOAT32_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.float32]
 BFLOAT16_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.bfloat16]
+
+SAMPLERS = [pytest.param(lambda: TorchKernels(torch.float32), id="torch")]
+SAMPLERS += [pytest.param(lambda path=path: native(torch.bfloat16, path), id=path) for dtype, path in NATIVE
+             if dtype is torch.bfloat16]
+"""Logits are float32 whatever the dtype: one of each arithmetic."""

@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchgen_beam.engine.sampler import SamplingLines, choose, sample
+from batchgen_beam.engine.sampler import choose, uniform
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_invariance
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, run_layers
+from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 from batchgen_beam.weights.loader import load_model
 from tests.kernels.sets import NATIVE, NEEDS_NATIVE, native
@@ -193,8 +194,8 @@ def test_choices_are_the_samplers() -> None:
     batch = wanting(lines.whole, 490)
     assert lines.whole.tolist() == [False, True, True, True, False, True]
     places = np.arange(6)
-    mixed = choose(kernels.scores(x, kernels.pack_head(weight), batch), lines, places, 490)
-    plain = sample(kernels.head(x, kernels.pack_head(weight)), lines, places, 490)
+    mixed = choose(kernels, kernels.scores(x, kernels.pack_head(weight), batch), lines, places, 490)
+    plain = kernels.sample(kernels.head(x, kernels.pack_head(weight)), lines, uniform(lines.stream, places), 490)
     assert mixed.ids_W.tolist() == plain.ids_W.tolist()
     assert np.allclose(mixed.logprobs_W, plain.logprobs_W, atol=1e-5)
     assert np.array_equal(mixed.top_ids_WK[2], plain.top_ids_WK[2])

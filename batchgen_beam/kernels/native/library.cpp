@@ -1,7 +1,10 @@
 // The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call.
 #include <cstring>
+#include <new>
+#include <system_error>
 
 #include "decoder.h"
+#include "sampling.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -9,7 +12,21 @@ using namespace batchgen;
 
 namespace {
 
-constexpr int INTERFACE = 1;
+constexpr int INTERFACE = 2;
+
+// What a function that needs memory or threads returns; the work is then not done.
+enum Status { DONE, NO_MEMORY, NO_THREAD };
+
+template <class Work> int guarded(Work work) {
+  try {
+    work();
+    return DONE;
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  } catch (const std::system_error&) {
+    return NO_THREAD;
+  }
+}
 
 const Arithmetic* find(const char* path, int half) {
   __builtin_cpu_init();
@@ -92,4 +109,8 @@ EXPORT void bg_head(const Arithmetic* a, int threads, const void* x, int64_t tok
 EXPORT void bg_forward(const Arithmetic* a, int threads, const bg_decoder* decoder, const bg_batch* batch,
                        const bg_cache* caches, const bg_result* result) {
   forward(*a, threads, *decoder, *batch, caches, *result);
+}
+
+EXPORT int bg_sample(const Arithmetic* a, int threads, const bg_sampling* sampling) {
+  return guarded([&] { sample(*a, threads, *sampling); });
 }

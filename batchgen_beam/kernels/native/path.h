@@ -150,33 +150,6 @@ template <class S> void swiglu(const void* gate_up, int64_t inner, void* out) {
   }
 }
 
-// --- logits -----------------------------------------------------------------------------------------------------------
-
-// Takes the columns from id `first` on into a line; only the first `eligible` of them may be chosen.  Panels are `stride`
-// floats apart.
-inline void best(const float* panels, int64_t stride, int columns, int eligible, int32_t first, Best* line) {
-  const auto at = [&](int c) { return panels + c / PANEL * stride + c % PANEL; };
-  Vec top = set1(LOWEST), choice = top, finite = zero();
-  for (int c = 0; c < columns; c += LANES) {
-    const Vec v = load(at(c));
-    top = max(top, keep_lanes(v, set1(LOWEST), 0, columns - c));
-    choice = max(choice, keep_lanes(v, set1(LOWEST), 0, eligible - c));
-    finite = fma(keep_lanes(v, zero(), 0, columns - c), zero(), finite);  // NaN where one value is not finite
-  }
-  const float base = greatest(top);
-  Vec total = zero();
-  for (int c = 0; c < columns; c += LANES)
-    total = add(total, keep_lanes(exponential(sub(load(at(c)), set1(base))), zero(), 0, columns - c));
-  line->sum = sum(total) + sum(finite);
-  line->greatest = base;
-  line->choice = greatest(choice);
-  for (int c = 0; c < eligible; c++)
-    if (*at(c) == line->choice) {
-      line->id = first + c;
-      return;
-    }
-}
-
 // --- lines ------------------------------------------------------------------------------------------------------------
 
 template <class S> void norm(const void* x, const void* weight, int64_t size, float epsilon, void* out) {
@@ -407,10 +380,17 @@ template <class S> void attend(const Queries& of, void* scratch) {
   }
 }
 
+}  // namespace
+
+#include "path_logits.h"
+
+namespace {
+
 template <class S> const Arithmetic* arithmetic() {
   static const Arithmetic table = {
       Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, best,
-      norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>};
+      norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>,
+      peak,         mass,      weights,                   gather};
   return &table;
 }
 
