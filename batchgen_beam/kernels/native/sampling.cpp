@@ -14,7 +14,7 @@ namespace {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();  // below every logit
 
-// A value of `Select` has 31 bits: this many are looked at in each round.
+// A rank has 31 bits: this many are looked at in each round.
 constexpr int ROUNDS = 3;
 constexpr int DIGIT_BITS[ROUNDS] = {11, 10, 10};
 constexpr int BUCKETS = 1 << 11;
@@ -58,12 +58,24 @@ class Scratch {
   static int64_t room(int64_t count) { return (count + SLACK + 15) / 16 * 16; }
 };
 
-// Values at or below zero in descending order, as whole numbers in ascending order; 0 and -0 are level.
-uint32_t rank(float scaled) {
-  uint32_t bits;
-  std::memcpy(&bits, &scaled, 4);
-  return bits & 0x7fffffff;
-}
+// Most likely first, as whole numbers of 31 bits in ascending order: by scaled logits, which are at or below zero (and 0 and
+// -0 are level), or by weights, which are at or above it.
+class Order {
+ public:
+  static Order by_logit(const Scratch& m) { return {m.scaled, 0}; }
+  static Order by_weight(const Scratch& m) { return {m.weights, MASK}; }
+  uint32_t operator()(int64_t i) const {
+    uint32_t bits;
+    std::memcpy(&bits, values_ + i, 4);
+    return (bits ^ flip_) & MASK;
+  }
+
+ private:
+  static constexpr uint32_t MASK = 0x7fffffff;
+  Order(const float* values, uint32_t flip) : values_(values), flip_(flip) {}
+  const float* values_;
+  uint32_t flip_;
+};
 
 // The last of the most likely candidates that stay: all of a lower rank stay, of its own rank the first `level`.
 struct Cut {
@@ -71,11 +83,11 @@ struct Cut {
   int64_t level;
 };
 
-// In descending order of `scaled`, ties to the lowest id, a candidate stays iff what the ones before it sum up to is under
+// In ascending order of ranks, ties to the lowest id, a candidate stays iff what the ones before it sum up to is under
 // `goal`; the first always stays.  `measure(i)` is the same for candidates of one rank.  Radix selection: three rounds
 // over the candidates whatever their values.
 template <class Measure>
-Cut select(const Scratch& m, int64_t count, double goal, Measure measure) {
+Cut select(const Scratch& m, int64_t count, const Order& rank, double goal, Measure measure) {
   uint32_t prefix = 0;
   int shift = 31;
   double before = 0;
@@ -87,7 +99,7 @@ Cut select(const Scratch& m, int64_t count, double goal, Measure measure) {
     std::fill_n(m.bucket_mass, buckets, 0.0);
     std::fill_n(m.bucket_count, buckets, 0);
     for (int64_t i = 0; i < count; i++) {
-      const uint32_t key = rank(m.scaled[i]);
+      const uint32_t key = rank(i);
       if (key >> upper != prefix) continue;
       const uint32_t bucket = key >> shift & (buckets - 1);
       m.bucket_mass[bucket] += measure(i);
@@ -107,17 +119,17 @@ Cut select(const Scratch& m, int64_t count, double goal, Measure measure) {
     prefix = prefix << DIGIT_BITS[round] | last;
   }
   int64_t found = 0;
-  while (rank(m.scaled[found]) != prefix) found++;
+  while (rank(found) != prefix) found++;
   int64_t level = 1;
   for (before += measure(found); level < members && before < goal; level++) before += measure(found);
   return {prefix, level};
 }
 
 // The candidates that a cut leaves, in place; returns how many.
-int64_t keep(const Scratch& m, int64_t count, Cut cut) {
+int64_t keep(const Scratch& m, int64_t count, const Order& rank, Cut cut) {
   int64_t kept = 0;
   for (int64_t i = 0; i < count; i++) {
-    const uint32_t key = rank(m.scaled[i]);
+    const uint32_t key = rank(i);
     if (key > cut.rank || (key == cut.rank && cut.level-- <= 0)) continue;
     m.ids[kept] = m.ids[i];
     m.scaled[kept] = m.scaled[i];
@@ -231,9 +243,10 @@ class Row {
   int64_t draw_limited() const {
     const int64_t k = s_.top_k[row_];
     int64_t count = candidates(static_cast<float>(top_ + (double{under_greatest(k)} - top_) * (1 + 1e-6)));
-    Cut cut = select(m_, count, static_cast<double>(k), [](int64_t) { return 1.0; });
+    const Order order = Order::by_logit(m_);
+    Cut cut = select(m_, count, order, static_cast<double>(k), [](int64_t) { return 1.0; });
     cut.level = count;
-    count = keep(m_, count, cut);
+    count = keep(m_, count, order, cut);
     return s_.top_p[row_] < 1 ? draw_nucleus(count, total(m_.weights, count)) : draw(count);
   }
 
@@ -253,8 +266,9 @@ class Row {
 
   int64_t draw_nucleus(int64_t count, double mass) const {
     const float* weights = m_.weights;
-    const Cut cut = select(m_, count, s_.top_p[row_] * mass, [weights](int64_t i) -> double { return weights[i]; });
-    return draw(keep(m_, count, cut));
+    const Order order = Order::by_weight(m_);
+    const Cut cut = select(m_, count, order, s_.top_p[row_] * mass, [weights](int64_t i) { return double{weights[i]}; });
+    return draw(keep(m_, count, order, cut));
   }
 
   // Among the candidates.
