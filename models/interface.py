@@ -113,7 +113,7 @@ class Scores:
 
     logits_LV float32, for tokens that need them, line `line_W[w]`; where that is -1 only ids_W, the greatest eligible
     logit's id, and logprobs_W, its natural log-probability, NaN where a logit is not finite.  All but the logits are on
-    the host.
+    the host.  Logits may lie in memory that the next pass writes to.
     """
 
     logits_LV: Tensor
