@@ -172,6 +172,42 @@ def test_ties_go_to_the_lowest_id_and_nan_is_told(dtype: torch.dtype, path: str)
 
 
 @EACH
+@pytest.mark.parametrize("base", [-1e30, -1e33, -3e38])
+def test_logits_far_below_zero_have_a_greatest(dtype: torch.dtype, path: str, base: float) -> None:
+    """Finite logits of any size: the greatest eligible id and its log-probability, in the first panel and later."""
+    kernels = native(dtype, path)
+    weight = torch.zeros(1500, 8, dtype=dtype)
+    weight[:, 0] = base
+    weight[[40, 700, 1400], 0] = base * torch.tensor([0.5, 0.25, 0.125], dtype=dtype)
+    x = torch.ones(1, 8, dtype=dtype)
+    for eligible, greatest in ((10, 0), (300, 40), (1000, 700), (1500, 1400)):
+        ids, logprobs, _, _ = scored(kernels, x, weight, [False], eligible)
+        logits = kernels.head(x, kernels.pack_head(weight))[0]
+        assert ids.tolist() == [greatest]
+        assert logprobs[0] == (logits[greatest].double() - logits.max().double()).float()
+
+
+@EACH
+def test_attention_with_scores_far_below_zero(dtype: torch.dtype, path: str) -> None:
+    """Equal scores of -1e35 share evenly, over one key and over pages; a score that overflows has no share."""
+    kernels = native(dtype, path)
+    rows = [range(1), range(150)]
+    table = tables([row.stop for row in rows], torch.Generator().manual_seed(1))
+    specs = [CacheSpec(name=name, kind=CacheKind.PAGED, shape=(1, 16), dtype=dtype) for name in "kv"]
+    caches = [kernels.allocate(spec, 8, PAGE) for spec in specs]
+    batch = view(rows, table, GroupKey(CacheKind.PAGED))
+    keys, values = torch.full((151, 1, 16), -1e15, dtype=dtype), normal(151, 1, 16, dtype=dtype)
+    keys[1 : 1 + PAGE] = -1e30
+    for spec, cache, entries in zip(specs, caches, (keys, values), strict=True):
+        kernels.append(cache, entries, spec, batch)
+    query = torch.full((151, 1, 16), 1e19, dtype=dtype)
+    out = kernels.attention(query, *zip(specs, caches, strict=True), batch, 0.25)
+    assert torch.equal(out[0], values[0])
+    assert out[1 : 1 + PAGE].isnan().all()
+    assert torch.allclose(out[-1].float(), values[1 + PAGE :].float().mean(0), atol=0.01)
+
+
+@EACH
 def test_a_row_scores_the_same_in_any_company(dtype: torch.dtype, path: str) -> None:
     """Whoever else wants logits, and however many threads: the same id and log-probability bits."""
     x, weight = normal(300, 64, dtype=dtype), normal(5003, 64, seed=1, dtype=dtype)

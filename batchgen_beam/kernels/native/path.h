@@ -20,7 +20,7 @@ using batchgen::PANEL;
 using batchgen::Queries;
 
 constexpr int PANEL_VECS = PANEL / LANES;
-constexpr float LOWEST = -1e30f;  // below any score; finite, so that differences are
+constexpr float LOWEST = -INFINITY;  // below any finite score
 
 template <class S> constexpr int PAIR = sizeof(S) == 2 ? 2 : 1;
 
@@ -278,7 +278,8 @@ struct Line {
   float* sums;
 };
 
-// Scores of one page become shares under the line's new peak; what was summed before shrinks to it.
+// Scores of one page become shares under the line's new peak; what was summed before shrinks to it.  While no score is
+// finite all shares are 0, and a line that ends so is not a number.
 inline void take_page(float* scores, int begin, int end, float scale, int64_t size, Line& line) {
   Vec top = set1(LOWEST);
   for (int t = 0; t < PAGE; t += LANES) {
@@ -288,14 +289,15 @@ inline void take_page(float* scores, int begin, int end, float scale, int64_t si
   }
   const float peak = greatest(top), before = line.peak;
   line.peak = peak > before ? peak : before;
+  const Vec base = set1(line.peak == LOWEST ? 0.f : line.peak);
   Vec total = zero();
   for (int t = 0; t < PAGE; t += LANES) {
-    const Vec share = exponential(sub(load(scores + t), set1(line.peak)));
+    const Vec share = exponential(sub(load(scores + t), base));
     store(scores + t, share);
     total = add(total, share);
   }
   alignas(64) float shrink[LANES];
-  store(shrink, exponential(sub(set1(before), set1(line.peak))));
+  store(shrink, exponential(sub(set1(before), base)));
   line.total = line.total * shrink[0] + sum(total);
   if (before == line.peak) return;
   for (int64_t d = 0; d < size; d += LANES) store(line.sums + d, mul(load(line.sums + d), set1(shrink[0])));

@@ -27,6 +27,7 @@ inline void best(const float* panels, int64_t stride, int columns, int eligible,
   line->sum = sum(total) + sum(finite);
   line->greatest = base;
   line->choice = greatest(choice);
+  line->id = first;
   for (int c = 0; c < eligible; c++)
     if (*at(c) == line->choice) {
       line->id = first + c;
@@ -36,7 +37,7 @@ inline void best(const float* panels, int64_t stride, int columns, int eligible,
 
 // The greatest of at most BLOCK logits; `finite` becomes false where one is not, and the result then means nothing.
 inline float peak(const float* x, int count, bool* finite) {
-  const Vec lowest = set1(-INFINITY);
+  const Vec lowest = set1(LOWEST);
   Vec top = lowest, check = zero();
   int c = 0;
   for (; c + LANES <= count; c += LANES) {
