@@ -7,12 +7,15 @@ know kernel sets, models or batches.
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
 
 __all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Sampling",
            "Weight", "arithmetic", "library"]
+
+LOG = logging.getLogger(__name__)
 
 INTERFACE = 2
 
@@ -120,11 +123,8 @@ def library() -> ctypes.CDLL | None:
     spec = find_spec("batchgen_beam.kernels._native")
     if spec is None or spec.origin is None:
         return None
-    try:
-        found = ctypes.CDLL(spec.origin)
-        if found.bg_interface() != INTERFACE:
-            return None
-    except (OSError, AttributeError):
+    found = _load(spec.origin)
+    if found is None:
         return None
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(found, name)
@@ -132,6 +132,22 @@ def library() -> ctypes.CDLL | None:
         if name in _FALLIBLE:
             function.errcheck = _raise_fault
     return found
+
+
+def _load(place: str) -> ctypes.CDLL | None:
+    """The library at this place, or None, with a warning, where it is no library of this release."""
+    try:
+        found = ctypes.CDLL(place)
+        interface = found.bg_interface()
+    except (OSError, AttributeError) as error:
+        reason = f"can't be loaded ({error})"
+    else:
+        if interface == INTERFACE:
+            return found
+        reason = f"has interface {interface}, this release needs {INTERFACE}"
+    LOG.warning("the native kernels are not used: %s %s; reinstall the package, or build them again with "
+                "`python setup.py build_ext --inplace`", place, reason)
+    return None
 
 
 def arithmetic(path: str, *, half: bool) -> int | None:
