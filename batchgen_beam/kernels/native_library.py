@@ -88,21 +88,21 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
     "bg_arithmetic": (c_void_p, [c_char_p, c_int]),
     "bg_packed_bytes": (c_int64, [c_void_p, c_int64, c_int64]),
     "bg_pack": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
-    "bg_linear": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), c_int, c_void_p]),
+    "bg_linear": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), c_int, c_void_p]),
     "bg_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "bg_swiglu": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "bg_rope": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "bg_append_keys": (None, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
-    "bg_append_values": (None, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
-    "bg_attention": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
+    "bg_append_keys": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_append_values": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_attention": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
                             c_void_p]),
-    "bg_head": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
+    "bg_head": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
     "bg_sample": (c_int, [c_void_p, c_int, POINTER(Sampling)]),
-    "bg_forward": (None, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
+    "bg_forward": (c_int, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
 }
 
 
-_FALLIBLE = ("bg_sample",)
+_FALLIBLE = ("bg_linear", "bg_append_keys", "bg_append_values", "bg_attention", "bg_head", "bg_sample", "bg_forward")
 """Functions that return whether they did their work."""
 
 _NO_MEMORY, _NO_THREAD = 1, 2

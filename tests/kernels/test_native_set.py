@@ -6,6 +6,8 @@ Attention's laws are in `test_paged_attention`, which runs for every set.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -302,6 +304,40 @@ def test_threads_survive_a_fork() -> None:
     process.join(30)
     assert process.exitcode == 0
     assert there.get() == here.get()
+
+
+def _starved_child(found: multiprocessing.SimpleQueue[tuple[str, bool]]) -> None:
+    """A product on more threads than there is address space for, and again when there is."""
+    dtype, path = NATIVE[0]
+    x, weight = normal(64, 96, dtype=dtype), normal(960, 96, seed=1)
+    kernels = native(dtype, path, 60)
+    packed = kernels.pack([weight])
+    wanted = native(dtype, path, 1).linear(x, packed)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))
+    try:
+        kernels.linear(x, packed)
+        message = "no error"
+    except RuntimeError as error:
+        message = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    found.put((message, torch.equal(kernels.linear(x, packed), wanted)))
+
+
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer ends on a thread's failure")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_threads_that_can_not_be_had_are_an_error() -> None:
+    """The call raises and says what to do; once there is room, the same set gets the right bits."""
+    context = multiprocessing.get_context("fork")
+    there = context.SimpleQueue()
+    process = context.Process(target=_starved_child, args=(there,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    message, same = there.get()
+    assert "lower the number of threads" in message
+    assert same
 
 
 def test_bad_shapes_are_refused_by_name() -> None:
