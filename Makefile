@@ -112,7 +112,7 @@ test-sanitized: $(VENV)/.test
 	  && CFLAGS="$(SANITIZE)" CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
 	    $(abspath $(BIN))/python setup.py -q build_ext --inplace \
 	  && LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(abspath $(BIN))/python -m pytest tests/kernels $(PYTEST_ARGS)
+	    ASAN_OPTIONS=detect_leaks=0 $(abspath $(BIN))/python -m pytest tests/kernels $(PYTEST_ARGS)
 
 faults: $(VENV)/.test
 	KILLS=$(KILLS) SEED=$(SEED) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)

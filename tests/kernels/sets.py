@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +13,8 @@ from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "SAMPLERS", "MakeKernels",
-           "native"]
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "NOT_SANITIZED",
+           "SAMPLERS", "MakeKernels", "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -30,6 +31,9 @@ NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
 
 
 NEEDS_NATIVE = pytest.mark.skipif(not NATIVE, reason="no native library, or none of its paths, on this machine")
+
+NOT_SANITIZED = pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""),
+                                   reason="the sanitizer ends the process where memory or a thread is missing")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.sampling import Sampled, SamplingLines
-from tests.kernels.sets import NATIVE, NEEDS_NATIVE, native
+from tests.kernels.sets import NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
 
 pytestmark = NEEDS_NATIVE
 PATHS = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
@@ -280,6 +280,7 @@ def test_calls_from_several_threads(path: str) -> None:
         assert all(one == alone for one in pool.map(work, [1, 2, 2, 1] * 15))
 
 
+@NOT_SANITIZED
 def test_memory_that_is_not_there_is_an_error() -> None:
     """A call that gets no memory raises, and the next one works."""
     kernels = sampler(PATHS[-1], 2)

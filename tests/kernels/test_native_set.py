@@ -6,7 +6,6 @@ Attention's laws are in `test_paged_attention`, which runs for every set.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, Grou
 from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 from batchgen_beam.weights.loader import load_model
-from tests.kernels.sets import NATIVE, NEEDS_NATIVE, native
+from tests.kernels.sets import NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
 from tests.kernels.test_torch_set import ULP, normal, rows_agree
 from tests.kernels.views import PAGE, tables, view
 from tests.models.paged import PagedRun, greedy
@@ -325,7 +324,7 @@ def _starved_child(found: multiprocessing.SimpleQueue[tuple[str, bool]]) -> None
     found.put((message, torch.equal(kernels.linear(x, packed), wanted)))
 
 
-@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer ends on a thread's failure")
+@NOT_SANITIZED
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_threads_that_can_not_be_had_are_an_error() -> None:
     """The call raises and says what to do; once there is room, the same set gets the right bits."""
