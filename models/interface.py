@@ -1,7 +1,7 @@
 """What a model is to the engine, and what a kernel set is to a model.
 
 Owns the nouns that cross the border: `LayerState`, `CacheSpec`, `BatchView`, and the protocols `Model`, `Layer`
-and `KernelSet`.  Does not know sequences, scheduling, sampling, files or Beam.
+and `KernelSet`.  Does not know sequences, scheduling, random streams, files or Beam.
 
 Shape suffixes: T tokens of a packed batch, R rows (sequences) in it, P page-table width, W wanted tokens,
 L wanted tokens whose logits are needed whole, D hidden size, H query heads, G key/value heads, d head size,
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.sampling import Sampled, SamplingLines
 
 __all__ = [
     "BatchView",
@@ -112,7 +113,7 @@ class Scores:
 
     logits_LV float32, for tokens that need them, line `line_W[w]`; where that is -1 only ids_W, the greatest eligible
     logit's id, and logprobs_W, its natural log-probability, NaN where a logit is not finite.  All but the logits are on
-    the host.
+    the host.  Logits may lie in memory that the next pass writes to.
     """
 
     logits_LV: Tensor
@@ -187,6 +188,17 @@ class KernelSet(Protocol):
 
     def scores(self, x_WD: Tensor, weight: PackedWeight, view: BatchView) -> Scores:
         """What the view's wanted tokens come to; a set may give whole logits where fewer would do."""
+
+    def sample(self, logits_LV: Tensor, lines: SamplingLines, uniform_L: NDArray[np.float64],
+               text_vocabulary: int) -> Sampled:
+        """The next token of each row of raw float32 logits; `lines` and `uniform_L`, in [0, 1), are of the same rows.
+
+        Per row, in this order (vLLM v1's): raw log-probabilities; ids beyond the text vocabulary masked; greedy, or
+        temperature, top_k, top_p, draw.  Ids from `text_vocabulary` on are never chosen or listed, though raw
+        log-probabilities include their mass.  top_k keeps what is level with the k-th; top_p the fewest ids that reach
+        its share, the lowest among equals, at least one.  The draw is the first kept id, in ascending order, at which
+        the running sum of weights, in float64, exceeds `uniform` of the whole.
+        """
 
     def fuse(self, decoder: DenseDecoder) -> Forward | None:
         """The decoder's forward pass in one call, with the bits of `run_layers`; None where that is no gain."""

@@ -55,6 +55,7 @@ class Engine:
         self.token_bytes = budget.token_bytes
         self._facts = facts
         self._vocabulary = model.vocab_size
+        self._kernels = kernels
         self._executor = Executor(model, kernels, budget)
         self._pool = KVPool(budget.device, budget.host, share=settings.prefix_sharing)
         self._table = SlotTable(settings.max_rows, self._pool.groups, facts.eos_ids, model.vocab_size)
@@ -236,7 +237,7 @@ class Engine:
         scores = self._executor.forward(batch, lines.whole, eligible)
         if not len(slots):
             return slots
-        sampled = choose(scores, lines, self._table.context[slots], eligible)
+        sampled = choose(self._kernels, scores, lines, self._table.context[slots], eligible)
         self._table.record(slots, sampled.ids_W, sampled.logprobs_W, sampled.top_ids_WK, sampled.top_logprobs_WK)
         self._count.generated_tokens += len(slots) - int(sampled.bad_W.sum())
         return slots[sampled.bad_W]

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
 from batchgen_beam.engine.prefix_sharing import Look, find_prefix, read_prefix
-from batchgen_beam.engine.sampler import SamplingLines, stream_key
+from batchgen_beam.engine.sampler import stream_key
 from batchgen_beam.engine.scheduler import RowView
 from batchgen_beam.engine.sequence import Sequence, Status, Wish
 from batchgen_beam.engine.slots import SlotTable
+from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["LiveRows", "view_of"]

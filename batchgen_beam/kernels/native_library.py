@@ -1,20 +1,23 @@
 """The compiled kernels as Python sees them: the library, its structs, and which instruction paths this machine can run.
 
-Owns the C interface: fields here are those of `native/decoder.h`, in the same order.  Does not know kernel sets, models
-or batches.
+Owns the C interface: fields here are those of `native/decoder.h` and `native/sampling.h`, in the same order.  Does not
+know kernel sets, models or batches.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Weight",
-           "arithmetic", "library"]
+__all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Sampling",
+           "Weight", "arithmetic", "library"]
 
-INTERFACE = 1
+LOG = logging.getLogger(__name__)
+
+INTERFACE = 2
 
 PATHS = ("avx2", "avx512", "avx512_bf16")
 """Instruction paths, each a step up from the one before."""
@@ -71,22 +74,47 @@ class Result(ctypes.Structure):
                 ("logprobs", c_void_p)]
 
 
+class Sampling(ctypes.Structure):
+    """Rows of logits, the parameters of each, and where its results go."""
+
+    _fields_ = [("rows", c_int64), ("vocabulary", c_int64), ("text", c_int64), ("width", c_int64),
+                ("logits", c_void_p), ("greedy", c_void_p), ("temperature", c_void_p), ("top_k", c_void_p),
+                ("top_p", c_void_p), ("uniform", c_void_p), ("listed", c_void_p), ("ids", c_void_p),
+                ("logprobs", c_void_p), ("top_ids", c_void_p), ("top_logprobs", c_void_p), ("bad", c_void_p)]
+
+
 _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
     "bg_interface": (c_int, []),
     "bg_arithmetic": (c_void_p, [c_char_p, c_int]),
     "bg_packed_bytes": (c_int64, [c_void_p, c_int64, c_int64]),
     "bg_pack": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
-    "bg_linear": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), c_int, c_void_p]),
+    "bg_linear": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), c_int, c_void_p]),
     "bg_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "bg_swiglu": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "bg_rope": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "bg_append_keys": (None, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
-    "bg_append_values": (None, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
-    "bg_attention": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
+    "bg_append_keys": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_append_values": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_attention": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
                             c_void_p]),
-    "bg_head": (None, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
-    "bg_forward": (None, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
+    "bg_head": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
+    "bg_sample": (c_int, [c_void_p, c_int, POINTER(Sampling)]),
+    "bg_forward": (c_int, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
 }
+
+
+_FALLIBLE = ("bg_linear", "bg_append_keys", "bg_append_values", "bg_attention", "bg_head", "bg_sample", "bg_forward")
+"""Functions that return whether they did their work."""
+
+_NO_MEMORY, _NO_THREAD = 1, 2
+
+
+def _raise_fault(status: int, function: object, arguments: tuple[object, ...]) -> None:
+    """What a call that could not do its work is in Python."""
+    del function, arguments
+    if status == _NO_MEMORY:
+        raise MemoryError("the native kernels got no memory")
+    if status == _NO_THREAD:
+        raise RuntimeError("the native kernels could not start their threads; lower the number of threads")
 
 
 @cache
@@ -95,16 +123,31 @@ def library() -> ctypes.CDLL | None:
     spec = find_spec("batchgen_beam.kernels._native")
     if spec is None or spec.origin is None:
         return None
-    try:
-        found = ctypes.CDLL(spec.origin)
-        if found.bg_interface() != INTERFACE:
-            return None
-    except (OSError, AttributeError):
+    found = _load(spec.origin)
+    if found is None:
         return None
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
+        if name in _FALLIBLE:
+            function.errcheck = _raise_fault
     return found
+
+
+def _load(place: str) -> ctypes.CDLL | None:
+    """The library at this place, or None, with a warning, where it is no library of this release."""
+    try:
+        found = ctypes.CDLL(place)
+        interface = found.bg_interface()
+    except (OSError, AttributeError) as error:
+        reason = f"can't be loaded ({error})"
+    else:
+        if interface == INTERFACE:
+            return found
+        reason = f"has interface {interface}, this release needs {INTERFACE}"
+    LOG.warning("the native kernels are not used: %s %s; reinstall the package, or build them again with "
+                "`python setup.py build_ext --inplace`", place, reason)
+    return None
 
 
 def arithmetic(path: str, *, half: bool) -> int | None:

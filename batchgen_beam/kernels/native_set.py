@@ -8,7 +8,7 @@ their own, so lost pages are made again by prefill.  Does not know architectures
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,12 @@ from batchgen_beam.kernels import native_library as native
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
+from batchgen_beam.models.sampling import Sampled, SamplingLines
 from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["NativeKernels", "PackedParts"]
 
-KERNELS_VERSION = 1
+KERNELS_VERSION = 2
 """Part of the numeric print: raised when an operation here gives other bits."""
 
 HEAD_MULTIPLE = 16
@@ -69,7 +70,7 @@ class NativeKernels:
         self._arithmetic = address
 
     def facts(self) -> Mapping[str, object]:
-        """What decides the bits, those of torch's part in sampling included; not the number of threads."""
+        """What decides the bits, those of torch's part in rotation tables included; not the number of threads."""
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
                 "dtype": str(self.dtype).removeprefix("torch."), "torch": torch.__version__,
                 "capability": torch.backends.cpu.get_cpu_capability()}
@@ -199,11 +200,12 @@ class NativeKernels:
 
     def head(self, x_WD: Tensor, weight: PackedParts) -> Tensor:
         """Float32 logits [W, V]."""
-        return self._scores(x_WD, weight, _Result(np.ones(len(x_WD), np.bool_), weight.outputs, 0)).logits_LV
+        result = _Result(np.ones(len(x_WD), np.bool_), weight.outputs, 0, torch.empty)
+        return self._scores(x_WD, weight, result).logits_LV
 
     def scores(self, x_WD: Tensor, weight: PackedParts, view: BatchView) -> Scores:
         """Whole logits only where they are needed."""
-        return self._scores(x_WD, weight, _Result(view.whole_W, weight.outputs, view.eligible))
+        return self._scores(x_WD, weight, _Result(view.whole_W, weight.outputs, view.eligible, torch.empty))
 
     def _scores(self, x_WD: Tensor, weight: PackedParts, result: _Result) -> Scores:
         x_WD = self._row_major(x_WD)
@@ -211,6 +213,21 @@ class NativeKernels:
         self._library.bg_head(self._arithmetic, self.threads, x_WD.data_ptr(), x_WD.shape[0], weight.parts,
                               result.struct)
         return result.scores()
+
+    def sample(self, logits_LV: Tensor, lines: SamplingLines, uniform_L: NDArray[np.float64],
+               text_vocabulary: int) -> Sampled:
+        """The next token of each row, each by one thread."""
+        rows, vocabulary = logits_LV.shape
+        assert logits_LV.dtype is torch.float32, logits_LV.dtype
+        result = Sampled.allocate(rows, int(lines.logprobs.max(initial=0)))
+        logits_LV = logits_LV.contiguous()
+        inputs = [np.ascontiguousarray(array) for array in (lines.greedy, lines.temperature, lines.top_k, lines.top_p,
+                                                            uniform_L, lines.logprobs)]
+        outputs = (result.ids_W, result.logprobs_W, result.top_ids_WK, result.top_logprobs_WK, result.bad_W)
+        struct = native.Sampling(rows, vocabulary, min(text_vocabulary, vocabulary), result.top_ids_WK.shape[1],
+                                 logits_LV.data_ptr(), *(array.ctypes.data for array in (*inputs, *outputs)))
+        self._library.bg_sample(self._arithmetic, self.threads, struct)
+        return result
 
     # The whole decoder
 
@@ -220,13 +237,17 @@ class NativeKernels:
 
 
 class FusedDecoder:
-    """A dense decoder as one call into the library."""
+    """A dense decoder as one call into the library.
+
+    Keeps the memory of the logits from pass to pass: fresh memory costs more than sampling from it.
+    """
 
     def __init__(self, kernels: NativeKernels, decoder: DenseDecoder) -> None:
         kernels.fits(decoder.head_size)
         self._kernels = kernels
         self._decoder = decoder
         self._caches: tuple[object, ctypes.Array[native.Cache]] | None = None
+        self._logits_LV = torch.empty(0, decoder.head.outputs)
         self._layers = (native.DecoderLayer * len(decoder.layers))()
         for struct, layer in zip(self._layers, decoder.layers, strict=True):
             struct.attention_norm = layer.attention_norm_D.data_ptr()
@@ -249,11 +270,16 @@ class FusedDecoder:
         kernels = self._kernels
         batch = _Batch(view, self._decoder.group)
         caches = self._addresses(view)
-        result = _Result(view.whole_W, self._decoder.head.outputs, view.eligible)
+        result = _Result(view.whole_W, self._decoder.head.outputs, view.eligible, self._logits)
         kernels._library.bg_forward(kernels._arithmetic, kernels.threads, self._struct, batch.struct, caches,
                                     result.struct)
         return result.scores()
 
+    def _logits(self, lines: int, vocabulary: int) -> Tensor:
+        """So many lines of the memory that is kept."""
+        if lines > len(self._logits_LV):
+            self._logits_LV = zeroed((lines, vocabulary), torch.float32, self._kernels.device)
+        return self._logits_LV[:lines]
 
     def _addresses(self, view: BatchView) -> ctypes.Array[native.Cache]:
         """Of the caches, which are the same in every pass of an engine."""
@@ -275,11 +301,12 @@ class _Batch:
 
 
 class _Result:
-    """Where the library puts what wanted tokens come to."""
+    """Where the library puts what wanted tokens come to; `empty(lines, vocabulary)` gives memory for logits."""
 
-    def __init__(self, whole_W: NDArray[np.bool_], vocabulary: int, eligible: int) -> None:
+    def __init__(self, whole_W: NDArray[np.bool_], vocabulary: int, eligible: int,
+                 empty: Callable[[int, int], Tensor]) -> None:
         self._line_W = np.where(whole_W, np.cumsum(whole_W) - 1, -1).astype(np.int64)
-        self._logits_LV = torch.empty(int(whole_W.sum()), vocabulary, dtype=torch.float32)
+        self._logits_LV = empty(int(whole_W.sum()), vocabulary)
         self._ids_W = np.zeros(len(whole_W), np.int64)
         self._logprobs_W = np.zeros(len(whole_W), np.float32)
         self.struct = native.Result(eligible, self._line_W.ctypes.data, self._logits_LV.data_ptr(),

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchgen_beam.engine.sampler import SamplingLines, sample
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, KernelSet
+from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 
 __all__ = ["AttentionShape", "ModelShapes", "SelfTest", "check_invariance"]
@@ -125,12 +125,13 @@ def _sampling(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) 
     lines = SamplingLines.allocate(len(kinds))
     for slot, params in enumerate(kinds):
         lines.put(slot, params, SEED + slot)
+    uniform_W = np.linspace(0.1, 0.9, len(kinds))
     logits_WV = 4.0 * torch.randn(len(kinds), shapes.head[0], generator=random).to(kernels.device)
     every = np.arange(len(kinds))
-    mixed = sample(logits_WV, lines, every, shapes.head[0])
+    mixed = kernels.sample(logits_WV, lines, uniform_W, shapes.head[0])
     for row, params in enumerate(kinds):
         one = every[row : row + 1]
-        alone = sample(logits_WV[row : row + 1], lines.take(one), one, shapes.head[0])
+        alone = kernels.sample(logits_WV[row : row + 1], lines.take(one), uniform_W[one], shapes.head[0])
         same = (alone.ids_W[0] == mixed.ids_W[row] and alone.logprobs_W[0] == mixed.logprobs_W[row]
                 and np.array_equal(alone.top_logprobs_WK[0, : params.logprobs],
                                    mixed.top_logprobs_WK[row, : params.logprobs]))

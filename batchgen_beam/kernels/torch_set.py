@@ -11,14 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from batchgen_beam.kernels import torch_sampling
 from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_to_pages, paged_attention
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, Scores
+from batchgen_beam.models.sampling import Sampled, SamplingLines
 
 __all__ = ["TILE_ROWS", "TorchKernels"]
 
@@ -136,6 +140,11 @@ class TorchKernels:
     def scores(self, x_WD: Tensor, weight: PackedLinear, view: BatchView) -> Scores:
         """Whole logits of all wanted tokens."""
         return Scores.whole(self.head(x_WD, weight))
+
+    def sample(self, logits_LV: Tensor, lines: SamplingLines, uniform_L: NDArray[np.float64],
+               text_vocabulary: int) -> Sampled:
+        """The next token of each row."""
+        return torch_sampling.sample(logits_LV, lines, uniform_L, text_vocabulary)
 
     def fuse(self, decoder: DenseDecoder) -> None:
         """There is no faster way than operation by operation."""

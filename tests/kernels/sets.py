@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,8 @@ from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "MakeKernels", "native"]
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "NOT_SANITIZED",
+           "SAMPLERS", "MakeKernels", "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -30,6 +32,9 @@ NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
 
 NEEDS_NATIVE = pytest.mark.skipif(not NATIVE, reason="no native library, or none of its paths, on this machine")
 
+NOT_SANITIZED = pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""),
+                                   reason="the sanitizer ends the process where memory or a thread is missing")
+
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
@@ -42,3 +47,8 @@ _ALL += [(dtype, f"{path}-{_name(dtype)}", lambda dtype=dtype, path=path: native
 EVERY_SET = [pytest.param(make, id=name) for _, name, make in _ALL]
 FLOAT32_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.float32]
 BFLOAT16_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.bfloat16]
+
+SAMPLERS = [pytest.param(lambda: TorchKernels(torch.float32), id="torch")]
+SAMPLERS += [pytest.param(lambda path=path: native(torch.bfloat16, path), id=path) for dtype, path in NATIVE
+             if dtype is torch.bfloat16]
+"""Logits are float32 whatever the dtype: one of each arithmetic."""

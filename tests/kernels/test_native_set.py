@@ -6,6 +6,7 @@ Attention's laws are in `test_paged_attention`, which runs for every set.
 from __future__ import annotations
 
 import multiprocessing
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchgen_beam.engine.sampler import SamplingLines, choose, sample
+from batchgen_beam.engine.sampler import choose, uniform
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_invariance
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, run_layers
+from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 from batchgen_beam.weights.loader import load_model
-from tests.kernels.sets import NATIVE, NEEDS_NATIVE, native
+from tests.kernels.sets import NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
 from tests.kernels.test_torch_set import ULP, normal, rows_agree
 from tests.kernels.views import PAGE, tables, view
 from tests.models.paged import PagedRun, greedy
@@ -171,6 +173,42 @@ def test_ties_go_to_the_lowest_id_and_nan_is_told(dtype: torch.dtype, path: str)
 
 
 @EACH
+@pytest.mark.parametrize("base", [-1e30, -1e33, -3e38])
+def test_logits_far_below_zero_have_a_greatest(dtype: torch.dtype, path: str, base: float) -> None:
+    """Finite logits of any size: the greatest eligible id and its log-probability, in the first panel and later."""
+    kernels = native(dtype, path)
+    weight = torch.zeros(1500, 8, dtype=dtype)
+    weight[:, 0] = base
+    weight[[40, 700, 1400], 0] = base * torch.tensor([0.5, 0.25, 0.125], dtype=dtype)
+    x = torch.ones(1, 8, dtype=dtype)
+    for eligible, greatest in ((10, 0), (300, 40), (1000, 700), (1500, 1400)):
+        ids, logprobs, _, _ = scored(kernels, x, weight, [False], eligible)
+        logits = kernels.head(x, kernels.pack_head(weight))[0]
+        assert ids.tolist() == [greatest]
+        assert logprobs[0] == (logits[greatest].double() - logits.max().double()).float()
+
+
+@EACH
+def test_attention_with_scores_far_below_zero(dtype: torch.dtype, path: str) -> None:
+    """Equal scores of -1e35 share evenly, over one key and over pages; a score that overflows has no share."""
+    kernels = native(dtype, path)
+    rows = [range(1), range(150)]
+    table = tables([row.stop for row in rows], torch.Generator().manual_seed(1))
+    specs = [CacheSpec(name=name, kind=CacheKind.PAGED, shape=(1, 16), dtype=dtype) for name in "kv"]
+    caches = [kernels.allocate(spec, 8, PAGE) for spec in specs]
+    batch = view(rows, table, GroupKey(CacheKind.PAGED))
+    keys, values = torch.full((151, 1, 16), -1e15, dtype=dtype), normal(151, 1, 16, dtype=dtype)
+    keys[1 : 1 + PAGE] = -1e30
+    for spec, cache, entries in zip(specs, caches, (keys, values), strict=True):
+        kernels.append(cache, entries, spec, batch)
+    query = torch.full((151, 1, 16), 1e19, dtype=dtype)
+    out = kernels.attention(query, *zip(specs, caches, strict=True), batch, 0.25)
+    assert torch.equal(out[0], values[0])
+    assert out[1 : 1 + PAGE].isnan().all()
+    assert torch.allclose(out[-1].float(), values[1 + PAGE :].float().mean(0), atol=0.01)
+
+
+@EACH
 def test_a_row_scores_the_same_in_any_company(dtype: torch.dtype, path: str) -> None:
     """Whoever else wants logits, and however many threads: the same id and log-probability bits."""
     x, weight = normal(300, 64, dtype=dtype), normal(5003, 64, seed=1, dtype=dtype)
@@ -193,8 +231,8 @@ def test_choices_are_the_samplers() -> None:
     batch = wanting(lines.whole, 490)
     assert lines.whole.tolist() == [False, True, True, True, False, True]
     places = np.arange(6)
-    mixed = choose(kernels.scores(x, kernels.pack_head(weight), batch), lines, places, 490)
-    plain = sample(kernels.head(x, kernels.pack_head(weight)), lines, places, 490)
+    mixed = choose(kernels, kernels.scores(x, kernels.pack_head(weight), batch), lines, places, 490)
+    plain = kernels.sample(kernels.head(x, kernels.pack_head(weight)), lines, uniform(lines.stream, places), 490)
     assert mixed.ids_W.tolist() == plain.ids_W.tolist()
     assert np.allclose(mixed.logprobs_W, plain.logprobs_W, atol=1e-5)
     assert np.array_equal(mixed.top_ids_WK[2], plain.top_ids_WK[2])
@@ -265,6 +303,40 @@ def test_threads_survive_a_fork() -> None:
     process.join(30)
     assert process.exitcode == 0
     assert there.get() == here.get()
+
+
+def _starved_child(found: multiprocessing.SimpleQueue[tuple[str, bool]]) -> None:
+    """A product on more threads than there is address space for, and again when there is."""
+    dtype, path = NATIVE[0]
+    x, weight = normal(64, 96, dtype=dtype), normal(960, 96, seed=1)
+    kernels = native(dtype, path, 60)
+    packed = kernels.pack([weight])
+    wanted = native(dtype, path, 1).linear(x, packed)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))
+    try:
+        kernels.linear(x, packed)
+        message = "no error"
+    except RuntimeError as error:
+        message = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    found.put((message, torch.equal(kernels.linear(x, packed), wanted)))
+
+
+@NOT_SANITIZED
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_threads_that_can_not_be_had_are_an_error() -> None:
+    """The call raises and says what to do; once there is room, the same set gets the right bits."""
+    context = multiprocessing.get_context("fork")
+    there = context.SimpleQueue()
+    process = context.Process(target=_starved_child, args=(there,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    message, same = there.get()
+    assert "lower the number of threads" in message
+    assert same
 
 
 def test_bad_shapes_are_refused_by_name() -> None:

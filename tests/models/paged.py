@@ -41,7 +41,7 @@ class PagedRun:
         """Logits float32 of each chunk's last token [R, V], or of all tokens [T, V]."""
         ends = torch.tensor([len(ids) for _, ids in chunks]).cumsum(0)
         wanted = torch.arange(int(ends[-1])) if every else ends - 1
-        return self._model.forward(self._view(chunks, wanted)).logits_LV
+        return self._model.forward(self._view(chunks, wanted)).logits_LV.clone()
 
     def _view(self, chunks: Sequence[Chunk], wanted_W: Tensor) -> BatchView:
         starts = []

@@ -12,6 +12,8 @@ namespace batchgen {
 
 constexpr int PANEL = 32;  // outputs of one panel
 constexpr int PAGE = 64;   // tokens of one KV page
+constexpr int BLOCK = 256; // logits that are looked at together
+constexpr int SLACK = 16;  // values behind the last one that `gather` may overwrite
 
 // The tokens of one row that one task attends for, in one KV head.  Line = token x query head of the group.
 struct Queries {
@@ -65,6 +67,12 @@ struct Arithmetic {
   void (*rope)(const void* x, const float* cosines, const float* sines, int64_t half, void* out);
   void (*put_key)(const void* x, int64_t size, void* page, int64_t slot);
   void (*attend)(const Queries& queries, void* scratch);
+
+  // Sampling: see path_logits.h.
+  float (*peak)(const float* x, int count, bool* finite);
+  double (*mass)(const float* x, int count, float top, float temperature);
+  void (*weights)(const float* x, int64_t count, float top, float temperature, float* scaled, float* weights);
+  int64_t (*gather)(const float* x, int count, float least, int32_t first, int32_t* ids, float* values);
 };
 
 // Bytes of one panel of a weight with so many inputs.

@@ -1,7 +1,12 @@
-// The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call.
+// The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call.  What needs memory or
+// threads returns a Status.
 #include <cstring>
+#include <new>
+#include <stdexcept>
+#include <system_error>
 
 #include "decoder.h"
+#include "sampling.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -9,7 +14,23 @@ using namespace batchgen;
 
 namespace {
 
-constexpr int INTERFACE = 1;
+constexpr int INTERFACE = 2;
+
+// Where it is not DONE, no work was.
+enum Status { DONE, NO_MEMORY, NO_THREAD };
+
+template <class Work> int guarded(Work work) {
+  try {
+    work();
+    return DONE;
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  } catch (const std::length_error&) {
+    return NO_MEMORY;
+  } catch (const std::system_error&) {
+    return NO_THREAD;
+  }
+}
 
 const Arithmetic* find(const char* path, int half) {
   __builtin_cpu_init();
@@ -45,9 +66,9 @@ EXPORT void bg_pack(const Arithmetic* a, const char* weight, int64_t outputs, in
     }
 }
 
-EXPORT void bg_linear(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* parts,
-                      int count, void* out) {
-  linear(*a, threads, x, tokens, parts, count, out);
+EXPORT int bg_linear(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* parts,
+                     int count, void* out) {
+  return guarded([&] { linear(*a, threads, x, tokens, parts, count, out); });
 }
 
 EXPORT void bg_norm(const Arithmetic* a, const char* x, const void* weight, int64_t tokens, int64_t size, float epsilon,
@@ -69,27 +90,31 @@ EXPORT void bg_rope(const Arithmetic* a, const char* x, int64_t stride, const fl
               out + (t * heads + h) * size * a->item);
 }
 
-EXPORT void bg_append_keys(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
-                           const bg_attention_shape* shape, void* cache) {
-  append_keys(*a, x, stride, *batch, *shape, cache);
+EXPORT int bg_append_keys(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
+                          const bg_attention_shape* shape, void* cache) {
+  return guarded([&] { append_keys(*a, x, stride, *batch, *shape, cache); });
 }
 
-EXPORT void bg_append_values(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
-                             const bg_attention_shape* shape, void* cache) {
-  append_values(*a, x, stride, *batch, *shape, cache);
+EXPORT int bg_append_values(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
+                            const bg_attention_shape* shape, void* cache) {
+  return guarded([&] { append_values(*a, x, stride, *batch, *shape, cache); });
 }
 
-EXPORT void bg_attention(const Arithmetic* a, int threads, const void* q, int64_t stride, const bg_batch* batch,
-                         const bg_attention_shape* shape, const bg_cache* cache, void* out) {
-  attention(*a, threads, q, stride, *batch, *shape, *cache, out);
+EXPORT int bg_attention(const Arithmetic* a, int threads, const void* q, int64_t stride, const bg_batch* batch,
+                        const bg_attention_shape* shape, const bg_cache* cache, void* out) {
+  return guarded([&] { attention(*a, threads, q, stride, *batch, *shape, *cache, out); });
 }
 
-EXPORT void bg_head(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* weight,
-                    const bg_result* result) {
-  head(*a, threads, x, tokens, *weight, *result);
+EXPORT int bg_head(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* weight,
+                   const bg_result* result) {
+  return guarded([&] { head(*a, threads, x, tokens, *weight, *result); });
 }
 
-EXPORT void bg_forward(const Arithmetic* a, int threads, const bg_decoder* decoder, const bg_batch* batch,
-                       const bg_cache* caches, const bg_result* result) {
-  forward(*a, threads, *decoder, *batch, caches, *result);
+EXPORT int bg_forward(const Arithmetic* a, int threads, const bg_decoder* decoder, const bg_batch* batch,
+                      const bg_cache* caches, const bg_result* result) {
+  return guarded([&] { forward(*a, threads, *decoder, *batch, caches, *result); });
+}
+
+EXPORT int bg_sample(const Arithmetic* a, int threads, const bg_sampling* sampling) {
+  return guarded([&] { sample(*a, threads, *sampling); });
 }

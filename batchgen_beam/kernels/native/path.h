@@ -20,7 +20,7 @@ using batchgen::PANEL;
 using batchgen::Queries;
 
 constexpr int PANEL_VECS = PANEL / LANES;
-constexpr float LOWEST = -1e30f;  // below any score; finite, so that differences are
+constexpr float LOWEST = -INFINITY;  // below any finite score
 
 template <class S> constexpr int PAIR = sizeof(S) == 2 ? 2 : 1;
 
@@ -148,33 +148,6 @@ template <class S> void swiglu(const void* gate_up, int64_t inner, void* out) {
     const int count = part(i, inner);
     store_part(to + i, gated(load_part(g + i, count), load_part(g + inner + i, count)), count);
   }
-}
-
-// --- logits -----------------------------------------------------------------------------------------------------------
-
-// Takes the columns from id `first` on into a line; only the first `eligible` of them may be chosen.  Panels are `stride`
-// floats apart.
-inline void best(const float* panels, int64_t stride, int columns, int eligible, int32_t first, Best* line) {
-  const auto at = [&](int c) { return panels + c / PANEL * stride + c % PANEL; };
-  Vec top = set1(LOWEST), choice = top, finite = zero();
-  for (int c = 0; c < columns; c += LANES) {
-    const Vec v = load(at(c));
-    top = max(top, keep_lanes(v, set1(LOWEST), 0, columns - c));
-    choice = max(choice, keep_lanes(v, set1(LOWEST), 0, eligible - c));
-    finite = fma(keep_lanes(v, zero(), 0, columns - c), zero(), finite);  // NaN where one value is not finite
-  }
-  const float base = greatest(top);
-  Vec total = zero();
-  for (int c = 0; c < columns; c += LANES)
-    total = add(total, keep_lanes(exponential(sub(load(at(c)), set1(base))), zero(), 0, columns - c));
-  line->sum = sum(total) + sum(finite);
-  line->greatest = base;
-  line->choice = greatest(choice);
-  for (int c = 0; c < eligible; c++)
-    if (*at(c) == line->choice) {
-      line->id = first + c;
-      return;
-    }
 }
 
 // --- lines ------------------------------------------------------------------------------------------------------------
@@ -305,7 +278,8 @@ struct Line {
   float* sums;
 };
 
-// Scores of one page become shares under the line's new peak; what was summed before shrinks to it.
+// Scores of one page become shares under the line's new peak; what was summed before shrinks to it.  While no score is
+// finite all shares are 0, and a line that ends so is not a number.
 inline void take_page(float* scores, int begin, int end, float scale, int64_t size, Line& line) {
   Vec top = set1(LOWEST);
   for (int t = 0; t < PAGE; t += LANES) {
@@ -315,14 +289,15 @@ inline void take_page(float* scores, int begin, int end, float scale, int64_t si
   }
   const float peak = greatest(top), before = line.peak;
   line.peak = peak > before ? peak : before;
+  const Vec base = set1(line.peak == LOWEST ? 0.f : line.peak);
   Vec total = zero();
   for (int t = 0; t < PAGE; t += LANES) {
-    const Vec share = exponential(sub(load(scores + t), set1(line.peak)));
+    const Vec share = exponential(sub(load(scores + t), base));
     store(scores + t, share);
     total = add(total, share);
   }
   alignas(64) float shrink[LANES];
-  store(shrink, exponential(sub(set1(before), set1(line.peak))));
+  store(shrink, exponential(sub(set1(before), base)));
   line.total = line.total * shrink[0] + sum(total);
   if (before == line.peak) return;
   for (int64_t d = 0; d < size; d += LANES) store(line.sums + d, mul(load(line.sums + d), set1(shrink[0])));
@@ -407,10 +382,17 @@ template <class S> void attend(const Queries& of, void* scratch) {
   }
 }
 
+}  // namespace
+
+#include "path_logits.h"
+
+namespace {
+
 template <class S> const Arithmetic* arithmetic() {
   static const Arithmetic table = {
       Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, best,
-      norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>};
+      norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>,
+      peak,         mass,      weights,                   gather};
   return &table;
 }
 

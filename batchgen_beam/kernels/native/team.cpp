@@ -50,9 +50,10 @@ class Helpers {
 
  private:
   void add() {
-    const int thread = static_cast<int>(++count_);
+    const int thread = static_cast<int>(count_) + 1;
     const uint32_t from = call_.load();
-    std::thread([this, thread, from] { live(thread, from); }).detach();
+    std::thread([this, thread, from] { live(thread, from); }).detach();  // throws where there can't be another
+    count_++;
   }
 
   void live(int thread, uint32_t seen) {

@@ -44,7 +44,8 @@ class Team {
   std::atomic<uint32_t> phase_{0};
 };
 
-// Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.
+// Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.  Throws before any
+// work begins where memory or a thread can't be had; `work` itself must not throw, for the others would wait.
 void run_team(int threads, const std::function<void(Team&, int)>& work);
 
 }  // namespace batchgen

@@ -41,6 +41,39 @@ inline Vec keep_lanes(Vec x, Vec other, int first, int last) {
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(inside));
 }
 
+// Puts the lanes of `x` that are not under `least`, and their ids, side by side; the first lane has id `first`.  Returns
+// how many lanes count.
+inline int keep_from(Vec x, Vec least, int32_t first, int32_t* ids, float* values) {
+  unsigned kept = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, least, _CMP_GE_OQ)));
+  if (!kept) return 0;
+  alignas(32) float lanes[LANES];
+  _mm256_store_ps(lanes, x);
+  int count = 0;
+  for (; kept; kept &= kept - 1, count++) {
+    const int lane = __builtin_ctz(kept);
+    ids[count] = first + lane;
+    values[count] = lanes[lane];
+  }
+  return count;
+}
+
+// A sum of vectors in float64, lane by lane, and then over the lanes in a fixed tree.
+class WideSum {
+ public:
+  void add(Vec x) {
+    low_ = _mm256_add_pd(low_, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
+    high_ = _mm256_add_pd(high_, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+  }
+  double total() const {
+    const __m256d a = _mm256_add_pd(low_, high_);
+    const __m128d b = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
+  }
+
+ private:
+  __m256d low_ = _mm256_setzero_pd(), high_ = _mm256_setzero_pd();
+};
+
 inline Vec load(const uint16_t* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));

@@ -43,6 +43,35 @@ inline Vec keep_lanes(Vec x, Vec other, int first, int last) {
   return _mm512_mask_mov_ps(other, inside, x);
 }
 
+// Puts the lanes of `x` that are not under `least`, and their ids, side by side; the first lane has id `first`.  Writes
+// whole vectors, returns how many lanes count.
+inline int keep_from(Vec x, Vec least, int32_t first, int32_t* ids, float* values) {
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, least, _CMP_GE_OQ);
+  if (!kept) return 0;
+  const Bits lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(kept, _mm512_add_epi32(lane, _mm512_set1_epi32(first))));
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(kept, x));
+  return __builtin_popcount(kept);
+}
+
+// A sum of vectors in float64, lane by lane, and then over the lanes in a fixed tree.
+class WideSum {
+ public:
+  void add(Vec x) {
+    low_ = _mm512_add_pd(low_, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
+    high_ = _mm512_add_pd(high_, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+  }
+  double total() const {
+    const __m512d a = _mm512_add_pd(low_, high_);
+    const __m256d b = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+    const __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(c, _mm_unpackhi_pd(c, c)));
+  }
+
+ private:
+  __m512d low_ = _mm512_setzero_pd(), high_ = _mm512_setzero_pd();
+};
+
 inline Vec load(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
