@@ -31,7 +31,7 @@ def test_longest_first_and_equals_as_they_came(longest_first: bool, order: str) 
 
 
 def test_a_long_row_that_comes_last_takes_no_steps_of_its_own() -> None:
-    """32 rows of 10 tokens and one of 80 over four slots: 88 steps at most instead of about 160; nobody says otherwise."""
+    """32 rows of 10 tokens and one of 80 over four slots: about 90 steps instead of about 160, and equal answers."""
     rows = [prompt(f"{i}", 5, max_tokens=10) for i in range(32)] + [prompt("long", 5, max_tokens=80)]
     steps = {}
     answers = {}
