@@ -151,6 +151,9 @@ class KernelSet(Protocol):
     def facts(self) -> Mapping[str, object]:
         """What decides the bits: device, instruction path, tile, library versions, threads."""
 
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of all fused passes so far, by part; empty where parts are not timed."""
+
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """A zeroed cache of `count` pages of `page_tokens` tokens (or `count` state slots); index 0 of the first
         dimension is page (slot) 0, so that a page can be copied or cleared as `cache[page]`."""

@@ -50,13 +50,20 @@ def choose(kernels: KernelSet, scores: Scores, lines: SamplingLines, position_W:
     `lines` are of the same W rows; `position_W` is the place of each new token in its sequence.
     """
     whole = np.flatnonzero(scores.line_W >= 0)
+    if not len(whole):
+        return _greatest(scores, 0)
     chosen = lines.take(whole)
     sampled = kernels.sample(scores.logits_LV, chosen, uniform(chosen.stream, position_W[whole]), text_vocabulary)
     if len(whole) == len(scores.line_W):
         return sampled
-    rows, width = len(scores.line_W), sampled.top_ids_WK.shape[1]
-    result = Sampled(ids_W=scores.ids_W, logprobs_W=scores.logprobs_W, top_ids_WK=np.zeros((rows, width), np.int64),
-                     top_logprobs_WK=np.zeros((rows, width), np.float32), bad_W=np.isnan(scores.logprobs_W))
+    result = _greatest(scores, sampled.top_ids_WK.shape[1])
     for field in fields(Sampled):
         getattr(result, field.name)[whole] = getattr(sampled, field.name)
     return result
+
+
+def _greatest(scores: Scores, width: int) -> Sampled:
+    """Every row's greatest logit, and room for `width` listed tokens."""
+    rows = len(scores.line_W)
+    return Sampled(ids_W=scores.ids_W, logprobs_W=scores.logprobs_W, top_ids_WK=np.zeros((rows, width), np.int64),
+                   top_logprobs_WK=np.zeros((rows, width), np.float32), bad_W=np.isnan(scores.logprobs_W))

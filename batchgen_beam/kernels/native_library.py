@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result", "Sampling",
-           "Weight", "arithmetic", "library"]
+__all__ = ["PARTS", "PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result",
+           "Sampling", "Weight", "arithmetic", "library"]
 
 LOG = logging.getLogger(__name__)
 
-INTERFACE = 2
+INTERFACE = 3
 
 PATHS = ("avx2", "avx512", "avx512_bf16")
 """Instruction paths, each a step up from the one before."""
+
+PARTS = ("norm", "qkv", "append", "attention", "out", "gate_up", "down", "head", "wait")
+"""Where the time of a forward pass goes; `append` includes the rotation of queries and keys."""
 
 Arithmetic = c_void_p
 """What one path computes for one type of value."""
@@ -98,7 +101,8 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
                             c_void_p]),
     "bg_head": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
     "bg_sample": (c_int, [c_void_p, c_int, POINTER(Sampling)]),
-    "bg_forward": (c_int, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result)]),
+    "bg_forward": (c_int, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result),
+                           POINTER(c_double)]),
 }
 
 

@@ -68,12 +68,17 @@ class NativeKernels:
         self.threads = threads
         self._library = library
         self._arithmetic = address
+        self._seconds = (ctypes.c_double * len(native.PARTS))()
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits, those of torch's part in rotation tables included; not the number of threads."""
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
                 "dtype": str(self.dtype).removeprefix("torch."), "torch": torch.__version__,
                 "capability": torch.backends.cpu.get_cpu_capability()}
+
+    def seconds(self) -> Mapping[str, float]:
+        """Of all fused passes so far, by part, as the first thread saw them."""
+        return dict(zip(native.PARTS, self._seconds, strict=True))
 
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages in the layout above; memory is taken when a page is first written."""
@@ -272,7 +277,7 @@ class FusedDecoder:
         caches = self._addresses(view)
         result = _Result(view.whole_W, self._decoder.head.outputs, view.eligible, self._logits)
         kernels._library.bg_forward(kernels._arithmetic, kernels.threads, self._struct, batch.struct, caches,
-                                    result.struct)
+                                    result.struct, kernels._seconds)
         return result.scores()
 
     def _logits(self, lines: int, vocabulary: int) -> Tensor:

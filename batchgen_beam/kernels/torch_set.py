@@ -82,6 +82,10 @@ class TorchKernels:
         chosen = [f"{name}={os.environ[name]}" for name in _PATH_OVERRIDES if name in os.environ]
         return " ".join([torch.backends.cpu.get_cpu_capability(), str(found.get("cpu_name", "")), *paths, *chosen])
 
+    def seconds(self) -> Mapping[str, float]:
+        """Parts are not timed."""
+        return {}
+
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages [count, G, page_tokens, d], or state slots [count, *shape]."""
         if spec.kind is CacheKind.STATE:

@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -274,6 +275,22 @@ class Head {
 
 // --- decoder ----------------------------------------------------------------------------------------------------------
 
+// Adds the time since the last call to a part's sum.
+class Laps {
+ public:
+  explicit Laps(double* seconds) : seconds_(seconds), last_(std::chrono::steady_clock::now()) {}
+  void operator()(bg_part part) {
+    if (!seconds_) return;
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[part] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  double* const seconds_;
+  std::chrono::steady_clock::time_point last_;
+};
+
 // Buffers of one forward pass.  Never cleared: everything is written before it is read.
 struct Buffers {
   std::vector<char> bytes[6];
@@ -287,9 +304,10 @@ struct Buffers {
 class Pass {
  public:
   Pass(const Arithmetic& a, const bg_decoder& decoder, const bg_batch& batch, const bg_cache* caches,
-       const bg_result& result, Buffers& buffers, int threads)
-      : a_(a), d_(decoder), b_(batch), caches_(caches), shape_(decoder.attention), tokens_(batch.tokens),
-        line_(decoder.hidden * a.item), width_((shape_.heads + 2 * shape_.kv_heads) * shape_.size), mixed_width_(shape_.heads * shape_.size),
+       const bg_result& result, double* seconds, Buffers& buffers, int threads)
+      : a_(a), d_(decoder), b_(batch), caches_(caches), seconds_(seconds), shape_(decoder.attention),
+        tokens_(batch.tokens), line_(decoder.hidden * a.item),
+        width_((shape_.heads + 2 * shape_.kv_heads) * shape_.size), mixed_width_(shape_.heads * shape_.size),
         row_(rows_of(batch)), queries_(query_blocks(batch, shape_)), attention_(a, batch, shape_, queries_, threads),
         head_(a, decoder.head, batch.wanted, result), scratch_(attention_.scratch()) {
     hidden_ = buffers.get(0, tokens_ * line_);
@@ -301,14 +319,16 @@ class Pass {
   }
 
   void run(Team& team, int thread) {
+    Laps lap(thread ? nullptr : seconds_);
     if (tokens_ >= OWN_ROWS * team.threads())
-      layers_by_rows(team, thread);
+      layers_by_rows(team, thread, lap);
     else
-      layers_by_panels(team, thread);
+      layers_by_panels(team, thread, lap);
     team.each(blocks(b_.wanted, LINES), thread, [&](int64_t i, int) {
       for (int64_t w = i * LINES; w < std::min(b_.wanted, (i + 1) * LINES); w++)
         a_.norm(at(hidden_, b_.wanted_at[w] * line_), d_.norm, d_.hidden, d_.epsilon, at(normed_, w * line_));
     });
+    lap(BG_NORM);
     if (b_.wanted >= OWN_ROWS * team.threads()) {
       const int shares = share_count(b_.wanted, team);
       team.own(shares, thread, [&](int i) { head_.run(share(b_.wanted, i, shares), normed_); });
@@ -316,61 +336,80 @@ class Pass {
       team.each(head_.count(), thread, [&](int64_t i, int) { head_.run(i, normed_); });
     }
     team.each(b_.wanted, thread, [&](int64_t w, int) { head_.settle(w); });
+    lap(BG_HEAD);
   }
 
  private:
   // Few rows: all threads work on all rows, each on some panels, so that each weight is read once.
-  void layers_by_panels(Team& team, int thread) {
+  void layers_by_panels(Team& team, int thread, Laps& lap) {
     each_rows(team, thread, [&](const Rows& rows) { embed(rows); });
     for (int64_t i = 0; i < d_.layer_count; i++) {
       const bg_layer& layer = d_.layers[i];
       each_rows(team, thread, [&](const Rows& rows) { norm(layer.attention_norm, rows); });
+      lap(BG_NORM);
       project(team, thread, layer);
+      lap(BG_QKV);
       each_rows(team, thread, [&](const Rows& rows) { append(caches_[i], rows); });
+      lap(BG_APPEND);
       attend(team, thread, caches_[i]);
+      lap(BG_ATTENTION);
       product(team, thread, mixed_, layer.out);
+      lap(BG_OUT);
       each_rows(team, thread, [&](const Rows& rows) { norm(layer.feed_forward_norm, rows); });
+      lap(BG_NORM);
       const Spans spans(d_.inner, tokens_, PANELS);
       team.each(spans.count(), thread,
                 [&](int64_t k, int) { multiply_gated(a_, normed_, layer.gate, layer.up, spans[k], inner_); });
+      lap(BG_GATE_UP);
       product(team, thread, inner_, layer.down);
+      lap(BG_DOWN);
     }
   }
 
   // Many rows: each thread works on its own rows and finds them in its caches; only attention, whose cost differs from
   // row to row and which reads what others appended, is shared out anew.
-  void layers_by_rows(Team& team, int thread) {
+  void layers_by_rows(Team& team, int thread, Laps& lap) {
     const int shares = share_count(tokens_, team);
     team.own(shares, thread, [&](int i) {
       embed(share(tokens_, i, shares));
-      before_attention(0, share(tokens_, i, shares));
+      before_attention(0, share(tokens_, i, shares), lap);
     });
     for (int64_t layer = 0; layer < d_.layer_count; layer++) {
+      lap(BG_WAIT);
       attend(team, thread, caches_[layer]);
+      lap(BG_ATTENTION);
       team.own(shares, thread, [&](int i) {
-        after_attention(layer, share(tokens_, i, shares));
-        if (layer + 1 < d_.layer_count) before_attention(layer + 1, share(tokens_, i, shares));
+        after_attention(layer, share(tokens_, i, shares), lap);
+        if (layer + 1 < d_.layer_count) before_attention(layer + 1, share(tokens_, i, shares), lap);
       });
     }
+    lap(BG_WAIT);
   }
 
-  void before_attention(int64_t index, const Rows& rows) {
+  void before_attention(int64_t index, const Rows& rows, Laps& lap) {
     const bg_layer& layer = d_.layers[index];
     norm(layer.attention_norm, rows);
+    lap(BG_NORM);
     void* out = qkv_;
     for (const bg_weight& weight : layer.qkv) {
       multiply(a_, normed_, weight, all_panels(weight, rows), out, width_, a_.keep);
       out = at(out, weight.outputs * a_.item);
     }
+    lap(BG_QKV);
     append(caches_[index], rows);
+    lap(BG_APPEND);
   }
 
-  void after_attention(int64_t index, const Rows& rows) {
+  void after_attention(int64_t index, const Rows& rows, Laps& lap) {
     const bg_layer& layer = d_.layers[index];
     multiply(a_, mixed_, layer.out, all_panels(layer.out, rows), hidden_, d_.hidden, a_.add);
+    lap(BG_OUT);
     norm(layer.feed_forward_norm, rows);
+    lap(BG_NORM);
     multiply_gated(a_, normed_, layer.gate, layer.up, all_panels(layer.gate, rows), inner_);
+    lap(BG_GATE_UP);
     multiply(a_, inner_, layer.down, all_panels(layer.down, rows), hidden_, d_.hidden, a_.add);
+    lap(BG_DOWN);
   }
 
   template <class Use> void each_rows(Team& team, int thread, Use use) {
@@ -431,6 +470,7 @@ class Pass {
   const bg_decoder& d_;
   const bg_batch& b_;
   const bg_cache* caches_;
+  double* const seconds_;
   const bg_attention_shape& shape_;
   const int64_t tokens_, line_, width_, mixed_width_;
   const std::vector<int64_t> row_;
@@ -493,9 +533,9 @@ void head(const Arithmetic& a, int threads, const void* x, int64_t tokens, const
 }
 
 void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
-             const bg_cache* caches, const bg_result& result) {
+             const bg_cache* caches, const bg_result& result, double* seconds) {
   thread_local Buffers buffers;
-  Pass pass(a, decoder, batch, caches, result, buffers, threads);
+  Pass pass(a, decoder, batch, caches, result, seconds, buffers, threads);
   run_team(threads, [&](Team& team, int thread) { pass.run(team, thread); });
 }
 

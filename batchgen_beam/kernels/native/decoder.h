@@ -57,6 +57,10 @@ struct bg_decoder {
   const float* sines;
 };
 
+// Where the time of a forward pass goes, as its first thread sees it.  Where threads work on rows of their own, what they
+// wait for each other is told apart; elsewhere it is part of what they wait for.
+enum bg_part { BG_NORM, BG_QKV, BG_APPEND, BG_ATTENTION, BG_OUT, BG_GATE_UP, BG_DOWN, BG_HEAD, BG_WAIT, BG_PARTS };
+
 // What a wanted token comes to.  `logits_at[w]` is a line of `logits`, or -1 where the greatest logit is enough.
 struct bg_result {
   int64_t eligible;           // ids from here on are never chosen
@@ -80,6 +84,6 @@ void append_values(const Arithmetic& a, const void* x, int64_t stride, const bg_
 void head(const Arithmetic& a, int threads, const void* x, int64_t tokens, const bg_weight& weight,
           const bg_result& result);
 void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
-             const bg_cache* caches, const bg_result& result);
+             const bg_cache* caches, const bg_result& result, double* seconds);
 
 }  // namespace batchgen

@@ -14,7 +14,7 @@ using namespace batchgen;
 
 namespace {
 
-constexpr int INTERFACE = 2;
+constexpr int INTERFACE = 3;
 
 // Where it is not DONE, no work was.
 enum Status { DONE, NO_MEMORY, NO_THREAD };
@@ -110,9 +110,10 @@ EXPORT int bg_head(const Arithmetic* a, int threads, const void* x, int64_t toke
   return guarded([&] { head(*a, threads, x, tokens, *weight, *result); });
 }
 
+// Adds to `seconds` [BG_PARTS].
 EXPORT int bg_forward(const Arithmetic* a, int threads, const bg_decoder* decoder, const bg_batch* batch,
-                      const bg_cache* caches, const bg_result* result) {
-  return guarded([&] { forward(*a, threads, *decoder, *batch, caches, *result); });
+                      const bg_cache* caches, const bg_result* result, double* seconds) {
+  return guarded([&] { forward(*a, threads, *decoder, *batch, caches, *result, seconds); });
 }
 
 EXPORT int bg_sample(const Arithmetic* a, int threads, const bg_sampling* sampling) {
