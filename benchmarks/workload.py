@@ -81,8 +81,10 @@ def measure(engine: Engine, clock: OperationClock, prompts: list[Prompt]) -> dic
     cpu, started = time.process_time(), time.perf_counter()
     for prompt in prompts:
         engine.submit(prompt)
+    queued = engine.stats()
     while engine.step():
         refuse_failures(engine.poll())
+        queued = engine.stats() if engine.stats().queued else queued
     refuse_failures(engine.poll())
     seconds = time.perf_counter() - started
     stats = engine.stats()
@@ -97,6 +99,8 @@ def measure(engine: Engine, clock: OperationClock, prompts: list[Prompt]) -> dic
         "total_tokens_per_second": round((stats.generated_tokens + stats.prompt_tokens) / seconds, 1),
         "steps": stats.steps,
         "fill": round(stats.fill, 3),
+        "fill_while_rows_waited": round(queued.fill, 3),
+        "cached_tokens": stats.cached_tokens,
         "recomputed_tokens": stats.recomputed_tokens,
         "evictions": stats.evictions,
         "seconds_by_part": {**parts, "sampler, scheduler, packing": round(seconds - sum(clock.seconds.values()), 2)},
@@ -116,6 +120,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto", choices=KERNELS)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--order", default="longest", choices=("longest", "arrival"), help="rows that enter first")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -127,7 +132,8 @@ def main() -> None:
     clock = OperationClock(kernels)
     model = load_model(folder, kernels)
     load_seconds = time.perf_counter() - started
-    settings = EngineSettings(dtype=args.dtype, max_rows=args.max_rows, kv_memory=2 << 30, max_context=2048)
+    settings = EngineSettings(dtype=args.dtype, max_rows=args.max_rows, kv_memory=2 << 30, max_context=2048,
+                              longest_first=args.order == "longest")
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
     prompts = read_prompts(args.workload, args.rows, args.temperature, args.top_p)
     report = {"workload": args.workload.name, "load_seconds": round(load_seconds, 2), **kernels.facts(),
