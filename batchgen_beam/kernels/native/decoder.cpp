@@ -14,7 +14,8 @@ namespace {
 constexpr int MOST_ROWS = 16;             // of any path's `product`
 constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
 constexpr int64_t OWN_ROWS = 24;          // from so many rows for each thread on, threads share out rows, not panels
-constexpr int MOST_SHARES = 64;
+constexpr int SHARES = 2;                 // of one thread where panels are shared out
+constexpr int MOST_SHARES = 64;           // of all
 constexpr int64_t PANELS = 2;             // of one task
 constexpr int64_t HEAD_PANELS = 8;        // of one task of the head
 constexpr int64_t LINES = 8;              // tokens of one task that goes token by token
@@ -357,9 +358,9 @@ class Pass {
       lap(BG_OUT);
       each_rows(team, thread, [&](const Rows& rows) { norm(layer.feed_forward_norm, rows); });
       lap(BG_NORM);
-      const Spans spans(d_.inner, tokens_, PANELS);
-      team.each(spans.count(), thread,
-                [&](int64_t k, int) { multiply_gated(a_, normed_, layer.gate, layer.up, spans[k], inner_); });
+      each_panels(team, thread, blocks(d_.inner, PANEL), [&](int64_t first, int64_t last) {
+        multiply_gated(a_, normed_, layer.gate, layer.up, {first, last, 0, tokens_}, inner_);
+      });
       lap(BG_GATE_UP);
       product(team, thread, inner_, layer.down);
       lap(BG_DOWN);
@@ -427,23 +428,33 @@ class Pass {
       a_.norm(at(hidden_, t * line_), weight, d_.hidden, d_.epsilon, at(normed_, t * line_));
   }
 
+  // Panels that follow each other in memory, the same for a thread in every layer: `use(first, last)`.
+  template <class Use> void each_panels(Team& team, int thread, int64_t panels, Use use) {
+    const int shares = std::min(MOST_SHARES, SHARES * team.threads());
+    team.own(shares, thread, [&](int i) { use(panels * i / shares, panels * (i + 1) / shares); });
+  }
+
   // Into the hidden states.
   void product(Team& team, int thread, const void* x, const bg_weight& w) {
-    const Spans spans(w.outputs, tokens_, PANELS);
-    team.each(spans.count(), thread,
-              [&](int64_t i, int) { multiply(a_, x, w, spans[i], hidden_, d_.hidden, a_.add); });
+    each_panels(team, thread, blocks(w.outputs, PANEL), [&](int64_t first, int64_t last) {
+      multiply(a_, x, w, {first, last, 0, tokens_}, hidden_, d_.hidden, a_.add);
+    });
   }
 
   // Queries, keys and values are three weights but one phase.
   void project(Team& team, int thread, const bg_layer& layer) {
-    const Spans q(layer.qkv[0].outputs, tokens_, PANELS), k(layer.qkv[1].outputs, tokens_, PANELS),
-        v(layer.qkv[2].outputs, tokens_, PANELS);
-    team.each(q.count() + k.count() + v.count(), thread, [&](int64_t i, int) {
-      if (i < q.count()) return multiply(a_, normed_, layer.qkv[0], q[i], qkv_, width_, a_.keep);
-      void* out = at(qkv_, layer.qkv[0].outputs * a_.item);
-      if ((i -= q.count()) < k.count()) return multiply(a_, normed_, layer.qkv[1], k[i], out, width_, a_.keep);
-      out = at(out, layer.qkv[1].outputs * a_.item);
-      multiply(a_, normed_, layer.qkv[2], v[i - k.count()], out, width_, a_.keep);
+    int64_t panels = 0;
+    for (const bg_weight& weight : layer.qkv) panels += blocks(weight.outputs, PANEL);
+    each_panels(team, thread, panels, [&](int64_t first, int64_t last) {
+      void* out = qkv_;
+      for (const bg_weight& weight : layer.qkv) {
+        const int64_t count = blocks(weight.outputs, PANEL);
+        if (first < count && last > 0)
+          multiply(a_, normed_, weight, {std::max<int64_t>(0, first), std::min(count, last), 0, tokens_}, out, width_,
+                   a_.keep);
+        first -= count, last -= count;
+        out = at(out, weight.outputs * a_.item);
+      }
     });
   }
 

@@ -1,9 +1,11 @@
 #include "team.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <memory>
 #include <mutex>
@@ -24,8 +26,8 @@ void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void await_change(std::atomic<uint32_t>& word, uint32_t from) {
-  for (int spin = 0; spin < SPINS; spin++) {
+void await_change(std::atomic<uint32_t>& word, uint32_t from, int spins = SPINS) {
+  for (int spin = 0; spin < spins; spin++) {
     if (word.load(std::memory_order_acquire) != from) return;
     __builtin_ia32_pause();
   }
@@ -92,9 +94,23 @@ Owner& owner() {
 
 }  // namespace
 
-void Team::wait() {
+// Whether another thread was last seen on this thread's core.
+bool Team::crowded(int thread) const {
+  const int core = cores_[thread].load(std::memory_order_relaxed);
+  for (int other = 0; other < std::min(threads_, MOST_PLACED); other++)
+    if (other != thread && cores_[other].load(std::memory_order_relaxed) == core) return true;
+  return false;
+}
+
+void Team::wait(int thread) {
   const uint32_t phase = phase_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) return await_change(phase_, phase);
+  const bool placed = threads_ > 1 && thread < MOST_PLACED;
+  if (placed) cores_[thread].store(sched_getcpu(), std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) {
+    await_change(phase_, phase, placed && crowded(thread) ? 0 : SPINS);
+    if (placed) cores_[thread].store(sched_getcpu(), std::memory_order_relaxed);
+    return;
+  }
   arrived_.store(0, std::memory_order_relaxed);
   next_.store(0, std::memory_order_relaxed);
   taken_.store(0, std::memory_order_relaxed);

@@ -2,7 +2,8 @@
 //
 // Owns the threads of the process: made when first needed, made again after a fork, asleep between calls.  Tasks of a
 // phase go to whoever is free, some first to whom they belong, so results must not depend on who computes what.  Waiting spins for some microseconds,
-// then sleeps: where a core is taken away the others wait for its thread, but they burn no time meanwhile.
+// then sleeps: where a core is taken away the others wait for its thread, but they burn no time meanwhile.  A thread that
+// shares its core with another one of the team sleeps at once, since the other can't go on before.
 #pragma once
 
 #include <atomic>
@@ -11,16 +12,20 @@
 
 namespace batchgen {
 
+constexpr int MOST_PLACED = 64;
+
 class Team {
  public:
-  explicit Team(int threads) : threads_(threads) {}
+  explicit Team(int threads) : threads_(threads) {
+    for (int i = 0; i < MOST_PLACED; i++) cores_[i].store(-1 - i, std::memory_order_relaxed);
+  }
   int threads() const { return threads_; }
 
   // Every thread of the team calls `each` with the same arguments; `task(i, thread)` runs once for each i < count.  All
   // are done when it returns.
   template <class Task> void each(int64_t count, int thread, Task task) {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) task(i, thread);
-    wait();
+    wait(thread);
   }
 
   // The same for at most 64 tasks of which each thread takes its own share first, the same share in every phase: what it
@@ -31,17 +36,19 @@ class Team {
       const uint64_t bit = uint64_t{1} << i;
       if (!(taken_.fetch_or(bit, std::memory_order_relaxed) & bit)) task(i);
     }
-    wait();
+    wait(thread);
   }
 
  private:
-  void wait();
+  void wait(int thread);
+  bool crowded(int thread) const;
 
   const int threads_;
   std::atomic<int64_t> next_{0};
   std::atomic<uint64_t> taken_{0};
   std::atomic<int> arrived_{0};
   std::atomic<uint32_t> phase_{0};
+  std::atomic<int> cores_[MOST_PLACED] = {};  // where each of the first threads was when it last came or went
 };
 
 // Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.  Throws before any
