@@ -1,0 +1,1 @@
+"""The race's command line."""
