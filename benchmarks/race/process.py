@@ -66,7 +66,8 @@ def wrong_lengths(rows: Sequence[Row], ids: Sequence[Sequence[int]]) -> str | No
              if len(answer) != row.max_tokens]
     if not wrong:
         return None
-    return f"{len(wrong)} rows have another length than asked for, first {wrong[0][0]}: {wrong[0][1]}, not {wrong[0][2]}"
+    name, found, wanted = wrong[0]
+    return f"{len(wrong)} rows have another length than asked for, first {name}: {found}, not {wanted}"
 
 
 def _job(engine: Engine, workload: Workload, conditions: Conditions, result: Path) -> dict[str, Any]:

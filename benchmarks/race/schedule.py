@@ -27,7 +27,8 @@ def agreement(ours: Ids, theirs: Ids) -> dict[str, float]:
     same, common = 0, 0
     for mine, other in zip(ours, theirs, strict=True):
         same += list(mine) == list(other)
-        common += next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
+        pairs = enumerate(zip(mine, other, strict=True))
+        common += next((i for i, (a, b) in pairs if a != b), len(mine))
     return {"equal_rows": round(same / len(ours), 4), "mean_common_prefix": round(common / len(ours), 2)}
 
 
