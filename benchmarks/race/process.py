@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -52,10 +53,17 @@ class Outcome:
     ids: list[list[int]] | None = None
 
 
-def warmup_rows(active_rows: int) -> list[Row]:
-    """Eight short rows that share nothing with a workload, for first-use costs of every engine alike."""
-    return [Row(uuid=f"warm-up-{i}", prompt_ids=tuple(1000 + (37 * i + 11 * j) % 20000 for j in range(16 + 8 * i)),
-                max_tokens=8) for i in range(min(8, active_rows))]
+def warmup_rows(workload: Workload, active_rows: int) -> list[Row]:
+    """Eight short rows for the first-use costs of every engine alike: the workload's token ids in a drawn order.
+
+    So they fit the model, and no prefix cache gains by them.
+    """
+    draw = random.Random(0)
+    pool = [token for row in workload.rows[:8] for token in row.prompt_ids]
+    longest = max(len(row.prompt_ids) for row in workload.rows)
+    answer = min(8, max(row.max_tokens for row in workload.rows))
+    return [Row(uuid=f"warm-up-{i}", prompt_ids=tuple(draw.choices(pool, k=min(16 + 8 * i, longest))),
+                max_tokens=answer) for i in range(min(8, active_rows))]
 
 
 def wrong_lengths(rows: Sequence[Row], ids: Sequence[Sequence[int]]) -> str | None:
@@ -81,7 +89,7 @@ def _job(engine: Engine, workload: Workload, conditions: Conditions, result: Pat
             "program": str(server_of(conditions.home).absolute()), "threads": conditions.threads,
             "active_rows": conditions.active_rows, "kv_gib": conditions.kv_gib,
             "max_context": -(-(workload.facts()["longest_row"] + 1) // 256) * 256,
-            "settings": dict(engine.settings), "warmup": plain(warmup_rows(conditions.active_rows)),
+            "settings": dict(engine.settings), "warmup": plain(warmup_rows(workload, conditions.active_rows)),
             "rows": plain(workload.rows)}
 
 
