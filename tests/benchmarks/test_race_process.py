@@ -1,4 +1,4 @@
-"""One process of the race: the result is read, lengths are checked, the limit kills the whole tree, CPU is told apart."""
+"""One process of the race: its result is read, lengths are checked, the limit kills the tree, CPU is told apart."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_the_limit_kills_the_tree(conditions: Conditions) -> None:
 
 def test_usage_is_what_others_used_within_the_window() -> None:
     """Values between samples lie on a line; the watcher's own time is nobody's."""
-    samples = [Sample(at=float(at), own=1.5 * at, watcher=0.1 * at, busy=1.8 * at, resident=0) for at in range(0, 12, 2)]
+    samples = [Sample(at=float(at), own=1.5 * at, watcher=0.1 * at, busy=1.8 * at, resident=0)
+               for at in range(0, 12, 2)]
     used = usage(samples, 1.0, 6.0, 2)
     assert used.own == pytest.approx(7.5)
     assert used.others == pytest.approx(1.0)

@@ -73,5 +73,5 @@ def test_engines_take_settings_by_name() -> None:
     assert changed.name == "llama_cpp:slots=32:weights=f16"
     assert (changed.settings["slots"], changed.settings["weights"], changed.settings["ubatch"]) == (32, "f16", 512)
     for wrong in ("nobody", "ours:slots=3", "ours,ours"):
-        with pytest.raises(ValueError, match="unknown|no setting|twice"):
+        with pytest.raises(ValueError, match=r"unknown|no setting|twice"):
             engines(wrong)

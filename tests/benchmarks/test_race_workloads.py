@@ -76,5 +76,5 @@ def test_shared_prefix_leaves_each_row_a_token() -> None:
 
 def test_unknown_name() -> None:
     """Named with what there is."""
-    with pytest.raises(ValueError, match="W9.*W1, W1s"):
+    with pytest.raises(ValueError, match=r"W9.*W1, W1s"):
         generate("W9", tokenize)
