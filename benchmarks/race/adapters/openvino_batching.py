@@ -1,0 +1,57 @@
+"""OpenVINO GenAI's continuous batching on the CPU, bfloat16 arithmetic.
+
+Settings: kv (bf16, u8; the CPU plugin's own default is u8), batched_tokens (its default is 256), prefix_caching.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai
+
+
+class OpenVino:
+    """One pipeline; the requests of one call are all added before the first step."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        settings = job["settings"]
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = job["kv_gib"]
+        scheduler.max_num_seqs = job["active_rows"]
+        scheduler.max_num_batched_tokens = settings["batched_tokens"]
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = settings["prefix_caching"]
+        self.properties = {"INFERENCE_NUM_THREADS": job["threads"], "INFERENCE_PRECISION_HINT": "bf16",
+                           "KV_CACHE_PRECISION": settings["kv"]}
+        self.scheduler = scheduler
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(job["model"], scheduler, "CPU", self.properties)
+        self.requests = 0
+
+    def generate(self, rows: list[dict[str, Any]]) -> list[list[int]]:
+        """Ids of each row; the end-of-sequence id is passed over."""
+        handles = []
+        for row in rows:
+            config = openvino_genai.GenerationConfig()
+            config.max_new_tokens, config.do_sample, config.ignore_eos = row["max_tokens"], False, True
+            config.stop_token_ids, config.eos_token_id = set(), -1
+            prompt = openvino.Tensor(np.array([row["prompt_ids"]], dtype=np.int64))
+            handles.append(self.pipeline.add_request(self.requests, prompt, config))
+            self.requests += 1
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()
+        return [list(handle.read_all()[0].generated_ids) for handle in handles]
+
+    def facts(self) -> dict[str, Any]:
+        """Versions and every setting that was given."""
+        return {"openvino_genai": openvino_genai.__version__, "openvino": openvino.__version__, **self.properties,
+                "scheduler": " ".join(self.scheduler.to_string().split())}
+
+    def close(self) -> None:
+        """The process ends with it."""
+
+
+def load(job: dict[str, Any]) -> OpenVino:
+    """The pipeline of this job."""
+    return OpenVino(job)
