@@ -249,12 +249,15 @@ def test_the_self_test_passes(dtype: torch.dtype, path: str) -> None:
 
 
 def pages_of_text(model: object, kernels: NativeKernels) -> Tensor:
-    """Logits of two rows in mixed chunks that cross pages."""
+    """Logits of some rows in mixed chunks that cross pages; from 6 tokens at once, for which threads share out panels,
+    to 360, of which one thread takes its share in two blocks."""
     run = PagedRun(model, kernels, page_tokens=PAGE)
     ids = [(7 * i * i + 3 * i) % 300 for i in range(200)]
     first = run.forward(("a", ids[:130]), ("b", ids[50:57]), every=True)
     second = run.forward(("b", ids[57:58]), ("a", ids[130:200]), every=True)
-    return torch.cat((first, second))
+    many = run.forward(*((f"{i}", ids[i : i + 120]) for i in range(3)), every=True)
+    few = run.forward(("b", ids[58:63]), ("a", ids[:1]), every=True)
+    return torch.cat((first, second, many, few))
 
 
 @EACH
