@@ -114,12 +114,12 @@ def run(args: argparse.Namespace) -> None:
     logs = args.out / "runs"
     logs.mkdir(parents=True, exist_ok=True)
     conditions = Conditions(home=args.home, folder=folder, out=logs, threads=args.threads, cores=os.cpu_count() or 1,
-                            active_rows=active, kv_gib=args.kv_gib, limit=args.limit)
+                            active_rows=active, kv_gib=args.kv_gib, limit=args.limit, warm_gib=args.warm_gib)
     report: dict[str, Any] = {
         "format": 1, "workload": workload.facts(), "machine": machine(), "model": folder.name, "runs": [],
         "settings": {"repeats": args.repeats, "retries": args.retries, "limit_seconds": args.limit,
                      "most_others": args.most_others, "active_rows": active, "threads": args.threads,
-                     "kv_gib": args.kv_gib}}
+                     "kv_gib": args.kv_gib, "warm_gib": args.warm_gib}}
     if args.roofline:
         _add_rates(report, workload, folder)
 
@@ -197,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--most-others", type=float, default=0.05, help="share of the CPU that others may use")
     running.add_argument("--active-rows", type=int, help="rows at once (256; for W4 128)")
     running.add_argument("--kv-gib", type=int, default=2, help="memory for keys and values")
+    running.add_argument("--warm-gib", type=int, default=6, help="memory that is touched before each process")
     running.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     running.add_argument("--limit", type=float, default=900, help="seconds of one process")
     running.add_argument("--roofline", action=argparse.BooleanOptionalAction, default=True)

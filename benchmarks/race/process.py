@@ -32,7 +32,11 @@ LEAVE = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What all engines share.  `limit` is seconds of a whole process; `kv_gib` the memory for keys and values."""
+    """What all engines share.  `limit` is seconds of a whole process; `kv_gib` the memory for keys and values.
+
+    `warm_gib` of memory are touched before each process: a virtual machine gets the pages that it has not used of late
+    from its host one by one, which on one machine cost 4 s a GiB, and whichever engine came first paid for it.
+    """
 
     home: Path
     folder: Path
@@ -42,6 +46,7 @@ class Conditions:
     active_rows: int
     kv_gib: int
     limit: float
+    warm_gib: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +149,11 @@ def _figures(samples: Sequence[Sample], spawned: float, moments: dict[str, float
             "others_share": round(used.share, 4)}
 
 
+def warm_memory(gib: int) -> None:
+    """Touch so much memory and give it back, in a process of its own."""
+    subprocess.run([sys.executable, "-c", f"b'1' * ({gib} << 30)"], check=False)
+
+
 def run_engine(engine: Engine, workload: Workload, conditions: Conditions, name: str) -> Outcome:
     """Run it once; job, result and log stay in `conditions.out` under `name`."""
     files = {kind: conditions.out / f"{name}.{kind}" for kind in ("job", "result", "log")}
@@ -151,6 +161,8 @@ def run_engine(engine: Engine, workload: Workload, conditions: Conditions, name:
     files["job"].write_text(json.dumps(_job(engine, workload, conditions, files["result"])))
     command = [_python(engine, conditions), "-P", str(ADAPTERS / "host.py"), str(ADAPTERS / f"{engine.adapter}.py"),
                str(files["job"].absolute())]
+    if conditions.warm_gib:
+        warm_memory(conditions.warm_gib)
     with files["log"].open("wb") as log:
         spawned = time.monotonic()
         process = subprocess.Popen(command, cwd=conditions.out, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
