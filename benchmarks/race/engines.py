@@ -37,7 +37,7 @@ def _engines(*known: Engine) -> Mapping[str, Engine]:
 
 def _openvino(name: str, **settings: object) -> Engine:
     return Engine(name=name, environment="openvino", adapter="openvino_batching", model="openvino",
-                  settings={"kv": "bf16", "batched_tokens": 256, "prefix_caching": False, **settings})
+                  settings={"kv": "bf16", "batched_tokens": 256, "prefix_caching": False, "lead": False, **settings})
 
 
 def _vllm(name: str, *, eager: bool) -> Engine:
@@ -52,9 +52,9 @@ def _transformers(name: str, adapter: str, **settings: object) -> Engine:
 ENGINES = _engines(
     Engine(name="ours", environment="project", adapter="ours", model="folder", settings={"kernels": "auto"}),
     _openvino("openvino"),
-    _openvino("openvino-prefix", prefix_caching=True),
+    _openvino("openvino-prefix", prefix_caching=True, lead=True),
     _openvino("openvino-u8", kv="u8"),
-    _openvino("openvino-u8-prefix", kv="u8", prefix_caching=True),
+    _openvino("openvino-u8-prefix", kv="u8", prefix_caching=True, lead=True),
     _vllm("vllm", eager=True),
     _vllm("vllm-compiled", eager=False),
     Engine(name="llama_cpp", environment="llama_cpp", adapter="llama_server", model="gguf",
