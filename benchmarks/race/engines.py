@@ -59,7 +59,7 @@ ENGINES = _engines(
     _vllm("vllm-compiled", eager=False),
     Engine(name="llama_cpp", environment="llama_cpp", adapter="llama_server", model="gguf",
            settings={"slots": 64, "batch": 2048, "ubatch": 512, "flash_attention": "auto", "kv_type": "f16",
-                     "weights": "bf16", "prefix_caching": True}),
+                     "weights": "f16", "prefix_caching": True}),
     _transformers("transformers", "transformers_static", batch=64, order="output", attention="sdpa"),
     _transformers("transformers-continuous", "transformers_continuous", attention="paged|sdpa", page_tokens=32,
                   batched_tokens=512, prefix_caching=True),
