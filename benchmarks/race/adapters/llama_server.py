@@ -2,7 +2,7 @@
 
 Settings: slots (rows at once; each has its own share of the context), batch and ubatch (logical and physical tokens),
 flash_attention (on, off, auto), kv_type (f16, bf16), weights (f16, bf16: which GGUF file), prefix_caching (a slot keeps
-its last prompt).  float16 weights are the default because its kernels for them were the faster ones where both were tried.
+its last prompt).  float16 weights are the default: its kernels for them were the faster ones where both were tried.
 `ignore_eos` bans the end-of-sequence id where the other engines pass over it, so rows may differ after that place.
 """
 
