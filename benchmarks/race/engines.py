@@ -37,7 +37,7 @@ def _engines(*known: Engine) -> Mapping[str, Engine]:
 
 def _openvino(name: str, **settings: object) -> Engine:
     return Engine(name=name, environment="openvino", adapter="openvino_batching", model="openvino",
-                  settings={"kv": "bf16", "batched_tokens": 256, "prefix_caching": False, **settings})
+                  settings={"kv": "bf16", "batched_tokens": 256, "prefix_caching": False, "lead": False, **settings})
 
 
 def _vllm(name: str, *, eager: bool) -> Engine:
@@ -52,14 +52,14 @@ def _transformers(name: str, adapter: str, **settings: object) -> Engine:
 ENGINES = _engines(
     Engine(name="ours", environment="project", adapter="ours", model="folder", settings={"kernels": "auto"}),
     _openvino("openvino"),
-    _openvino("openvino-prefix", prefix_caching=True),
+    _openvino("openvino-prefix", prefix_caching=True, lead=True),
     _openvino("openvino-u8", kv="u8"),
-    _openvino("openvino-u8-prefix", kv="u8", prefix_caching=True),
+    _openvino("openvino-u8-prefix", kv="u8", prefix_caching=True, lead=True),
     _vllm("vllm", eager=True),
     _vllm("vllm-compiled", eager=False),
     Engine(name="llama_cpp", environment="llama_cpp", adapter="llama_server", model="gguf",
            settings={"slots": 64, "batch": 2048, "ubatch": 512, "flash_attention": "auto", "kv_type": "f16",
-                     "weights": "bf16", "prefix_caching": True}),
+                     "weights": "f16", "prefix_caching": True}),
     _transformers("transformers", "transformers_static", batch=64, order="output", attention="sdpa"),
     _transformers("transformers-continuous", "transformers_continuous", attention="paged|sdpa", page_tokens=32,
                   batched_tokens=512, prefix_caching=True),

@@ -1,7 +1,8 @@
 """llama.cpp's server on the loopback interface, continuous batching.
 
 Settings: slots (rows at once; each has its own share of the context), batch and ubatch (logical and physical tokens),
-flash_attention (on, off, auto), kv_type (f16, bf16), prefix_caching (a slot keeps its last prompt).
+flash_attention (on, off, auto), kv_type (f16, bf16), weights (f16, bf16: which GGUF file), prefix_caching (a slot keeps
+its last prompt).  float16 weights are the default: its kernels for them were the faster ones where both were tried.
 `ignore_eos` bans the end-of-sequence id where the other engines pass over it, so rows may differ after that place.
 """
 

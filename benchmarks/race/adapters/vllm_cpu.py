@@ -25,7 +25,8 @@ def environment(job: dict[str, Any]) -> dict[str, str]:
     """Threads bound one to a core, memory of the KV cache, compiled code beside the environments."""
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:job["threads"]])
     return {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(job["kv_gib"]),
-            "VLLM_CACHE_ROOT": str(Path(job["home"], "vllm-cache")), "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(Path(job["home"], "vllm-cache")),
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(job["home"], "vllm-cache", "inductor")), "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1",
             "LD_PRELOAD": ":".join(preloads()) if job["settings"]["preload"] else ""}
 
