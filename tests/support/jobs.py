@@ -65,5 +65,6 @@ def published(output: Path, kind: str = "results") -> list[dict[str, Any]]:
 
 
 def timeless(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without what may differ between two runs."""
-    return [{name: value for name, value in row.items() if not name.endswith("_seconds")} for row in rows]
+    """The rows without what may differ between two runs: times, and what a row found computed."""
+    return [{name: value for name, value in row.items() if not name.endswith("_seconds") and name != "cached_tokens"}
+            for row in rows]
