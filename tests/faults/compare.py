@@ -1,6 +1,7 @@
 """Two output folders compared bit for bit, and one with itself: keys, duplicates, counts.
 
-Owns what may differ between two runs of one job (times, and what a row found computed).  Does not know how the folders came to be.
+Owns what may differ between two runs of one job (times, and what a row found computed).  Does not know how the folders
+came to be.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PLACE = ("shard", "row_group", "row", "choice_index", "uuid", "occurrence")
 
 
 def published_rows(output: Path) -> Rows:
-    """Rows of all published results and failures, files by name, without what may differ; real numbers as their bits."""
+    """Rows of all results and failures, files by name, without what may differ; real numbers as their bits."""
     files = sorted(path for kind in ("results", "failures") for path in (output / kind).rglob("rg-*.parquet"))
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     return [{name: _bits(value) for name, value in row.items()
