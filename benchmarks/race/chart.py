@@ -28,7 +28,7 @@ def panel(axes: Any, race: dict[str, Any]) -> None:
     axes.bar_label(drawn, labels=[f"{value:.1f}" for value in medians], padding=6, fontsize=8)
     if race["bound"] is not None:
         axes.axvline(race["bound"], color="black", linestyle="--", linewidth=1, label="bound of the machine")
-        axes.legend(fontsize=8, loc="lower right")
+        axes.legend(fontsize=8, loc="upper right")
     axes.set_title(race["title"], fontsize=10)
     axes.set_xlabel("seconds to the last answer (median; bars from least to most)", fontsize=8)
     axes.set_xlim(0, 1.15 * max(bar["most"] for bar in bars))

@@ -26,8 +26,8 @@ from benchmarks.race.bound import Shapes, shapes_of
 __all__ = ["ROWS", "best", "gemm_rates", "measure"]
 
 ROWS = (1, 8, 32, 64, 128, 256, 512)
-COPIES_BYTES = 96 << 20
-"""Copies of one matrix fill so much, more than the caches hold."""
+COPIES_BYTES = 128 << 20
+"""Copies of one matrix fill so much: more than the caches hold, about what a small model's weights are."""
 READ_BYTES = 1 << 30
 LEAST_SECONDS = 0.04
 PASSES = 2
@@ -53,29 +53,35 @@ def _torch_product(copies: Sequence[torch.Tensor]) -> Product:
     return lambda x_TK, number: torch.nn.functional.linear(x_TK, copies[number % len(copies)])
 
 
-def _native_product(path: str, threads: int, copies: Sequence[torch.Tensor]) -> Product:
-    kernels = NativeKernels(torch.bfloat16, path, threads)
+def _native_product(path: str, copies: Sequence[torch.Tensor]) -> Product:
+    kernels = NativeKernels(torch.bfloat16, path, 1)
     packed = [kernels.pack([weight_NK]) for weight_NK in copies]
-    return lambda x_TK, number: kernels.linear(x_TK, packed[number % len(packed)])
+
+    def product(x_TK: torch.Tensor, number: int) -> torch.Tensor:
+        kernels.threads = torch.get_num_threads()
+        return kernels.linear(x_TK, packed[number % len(packed)])
+
+    return product
 
 
-def _products(threads: int, copies: Sequence[torch.Tensor]) -> Iterator[tuple[str, Product]]:
+def _products(copies: Sequence[torch.Tensor]) -> Iterator[tuple[str, Product]]:
     yield "torch", _torch_product(copies)
     for path in PATHS:
         if library() is not None and arithmetic(path, half=True) is not None:
-            yield f"native {path}", _native_product(path, threads, copies)
+            yield f"native {path}", _native_product(path, copies)
 
 
-def gemm_rates(shapes: Shapes, threads: Sequence[int], rows: Sequence[int] = ROWS) -> list[dict[str, Any]]:
+def gemm_rates(shapes: Shapes, threads: Sequence[int], rows: Sequence[int] = ROWS,
+               copies_bytes: int = COPIES_BYTES) -> list[dict[str, Any]]:
     """One record for each library, thread count, product and number of rows, with FLOP/s."""
     generator = torch.Generator().manual_seed(0)
     records: list[dict[str, Any]] = []
     for inputs, outputs, _ in (*shapes.products, (shapes.hidden, shapes.vocabulary, 1)):
-        count = max(2, COPIES_BYTES // (2 * inputs * outputs))
-        copies = [torch.randn(outputs, inputs, generator=generator).to(torch.bfloat16) for _ in range(min(count, 16))]
-        for used in threads:
-            torch.set_num_threads(used)
-            for name, product in _products(used, copies):
+        weight_NK = torch.randn(outputs, inputs, generator=generator).to(torch.bfloat16)
+        copies = [weight_NK.clone() for _ in range(max(2, copies_bytes // (2 * inputs * outputs)))]
+        for name, product in _products(copies):
+            for used in threads:
+                torch.set_num_threads(used)
                 for size in rows:
                     x_TK = torch.randn(size, inputs, generator=generator).to(torch.bfloat16)
                     seconds = _seconds(lambda number, p=product, x=x_TK: p(x, number))  # type: ignore[misc]
