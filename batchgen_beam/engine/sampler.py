@@ -11,7 +11,7 @@ Shape suffixes: W wanted rows.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,5 @@ def choose(kernels: KernelSet, scores: Scores, lines: SamplingLines, position_W:
 
 def _greatest(scores: Scores, width: int) -> Sampled:
     """Every row's greatest logit, and room for `width` listed tokens."""
-    rows = len(scores.line_W)
-    return Sampled(ids_W=scores.ids_W, logprobs_W=scores.logprobs_W, top_ids_WK=np.zeros((rows, width), np.int64),
-                   top_logprobs_WK=np.zeros((rows, width), np.float32), bad_W=np.isnan(scores.logprobs_W))
+    return replace(Sampled.allocate(len(scores.line_W), width), ids_W=scores.ids_W, logprobs_W=scores.logprobs_W,
+                   bad_W=np.isnan(scores.logprobs_W))

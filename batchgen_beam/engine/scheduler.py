@@ -3,9 +3,9 @@
 Policy, in this order: running rows get the page they need, oldest first, and where none is free the youngest is held
 (if the host tier has room) or evicted; held and evicted rows come back, oldest first; then queued rows are admitted in
 order; prompt tokens fill what the decode tokens leave of the step, where no other row is about to compute the same
-ones.  The oldest admitted row is never evicted, and
-admission leaves one free page for each running row.  Ages are sequence ids, so ties do not exist and the order of the
-snapshot does not matter.  Does not know tensors, owners of pages or time.
+ones.  The oldest admitted row is never evicted, and admission leaves one free page for each running row.  Ages are
+sequence ids, so ties do not exist and the order of the snapshot does not matter.  Does not know tensors, owners of
+pages or time.
 """
 
 from __future__ import annotations
