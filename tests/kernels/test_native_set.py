@@ -288,7 +288,12 @@ def test_parity_with_transformers(name: str, path: str, tmp_path: Path) -> None:
         assert greedy(PagedRun(model, kernels, page_tokens=PAGE), "row", prompt, len(ids)) == list(ids)
 
 
-def _child(found: multiprocessing.SimpleQueue[list[float]]) -> None:
+def _forked_child(found: multiprocessing.SimpleQueue[list[float]]) -> None:
+    torch.set_num_threads(1)  # torch's own threads do not survive a fork: its next parallel region would hang
+    _product(found)
+
+
+def _product(found: multiprocessing.SimpleQueue[list[float]]) -> None:
     dtype, path = NATIVE[0]
     kernels = native(dtype, path, 2)
     found.put(kernels.linear(normal(64, 96, dtype=dtype), kernels.pack([normal(64, 96, seed=1)]))[5].tolist())
@@ -298,10 +303,10 @@ def _child(found: multiprocessing.SimpleQueue[list[float]]) -> None:
 def test_threads_survive_a_fork() -> None:
     """A forked child has none of its parent's threads: it makes its own and gets the same bits."""
     here: multiprocessing.SimpleQueue[list[float]] = multiprocessing.SimpleQueue()
-    _child(here)
+    _product(here)
     context = multiprocessing.get_context("fork")
     there = context.SimpleQueue()
-    process = context.Process(target=_child, args=(there,))
+    process = context.Process(target=_forked_child, args=(there,))
     process.start()
     process.join(30)
     assert process.exitcode == 0
@@ -310,6 +315,7 @@ def test_threads_survive_a_fork() -> None:
 
 def _starved_child(found: multiprocessing.SimpleQueue[tuple[str, bool]]) -> None:
     """A product on more threads than there is address space for, and again when there is."""
+    torch.set_num_threads(1)  # torch's own threads do not survive a fork: its next parallel region would hang
     dtype, path = NATIVE[0]
     x, weight = normal(64, 96, dtype=dtype), normal(960, 96, seed=1)
     kernels = native(dtype, path, 60)
