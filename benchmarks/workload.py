@@ -137,7 +137,8 @@ def main() -> None:
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
     prompts = read_prompts(args.workload, args.rows, args.temperature, args.top_p)
     report = {"workload": args.workload.name, "load_seconds": round(load_seconds, 2), **kernels.facts(),
-              **measure(Engine(model, kernels, settings, facts), clock, prompts)}
+              **measure(Engine(model, kernels, settings, facts), clock, prompts),
+              "seconds_of_the_pass": {part: round(value, 2) for part, value in kernels.seconds().items()}}
     text = json.dumps(report, indent=1)
     print(text)
     if args.out is not None:

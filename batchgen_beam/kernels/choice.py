@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from batchgen_beam.errors import OptionError
-from batchgen_beam.kernels.native_library import PATHS, arithmetic, library
+from batchgen_beam.kernels.native_library import HALF_PATHS, PATHS, arithmetic, library
 from batchgen_beam.kernels.native_set import HEAD_MULTIPLE, KERNELS_VERSION, NativeKernels
 from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
@@ -35,6 +35,9 @@ ISA = "BATCHGEN_ISA"
 
 _TIMED = ("avx512", "avx512_bf16")
 """Paths of which neither is always the faster one: the pair instruction is fast on some processors only."""
+
+_ON_REQUEST = ("amx_bf16",)
+"""Paths that no machine has run yet: the environment has to ask for them."""
 
 _ROUNDS = 7
 
@@ -84,20 +87,16 @@ def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
     if not path:
         return None
     found = _paths(dtype)
-    if path not in PATHS or (found and path not in found and not _for_half_only(dtype, path)):
+    other_dtype = dtype is torch.float32 and path in HALF_PATHS  # such a run takes its own highest path
+    if path not in PATHS or (found and path not in found and not other_dtype):
         raise OptionError(f"{ISA}={path} is no instruction path of this machine; for {dtype} it has "
                           f"{', '.join(found) or 'none'}")
     return path if path in found else None
 
 
-def _for_half_only(dtype: torch.dtype, path: str) -> bool:
-    """The highest path exists for bfloat16 only: a float32 run takes its own highest one."""
-    return dtype is torch.float32 and path == PATHS[-1]
-
-
 def _path(dtype: torch.dtype, cache: Path) -> str:
     """The highest path, or what the timing said of the two that have to be timed."""
-    found = _paths(dtype)
+    found = [path for path in _paths(dtype) if path not in _ON_REQUEST]
     if not set(_TIMED) <= set(found):
         return found[-1]
     place = cache / f"kernel-path-{_machine()}.json"

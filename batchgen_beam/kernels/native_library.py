@@ -12,15 +12,21 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["PARTS", "PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder", "DecoderLayer", "Result",
-           "Sampling", "Weight", "arithmetic", "library"]
+__all__ = ["EMULATED_PATHS", "HALF_PATHS", "PARTS", "PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder",
+           "DecoderLayer", "Result", "Sampling", "Weight", "arithmetic", "library"]
 
 LOG = logging.getLogger(__name__)
 
 INTERFACE = 3
 
-PATHS = ("avx2", "avx512", "avx512_bf16")
+PATHS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Instruction paths, each a step up from the one before."""
+
+HALF_PATHS = ("avx512_bf16", "amx_bf16")
+"""Paths that compute in bfloat16 only."""
+
+EMULATED_PATHS = ("amx_bf16_emulated",)
+"""Slow stand-ins for units that a machine lacks, for tests: the same steps, rounded at other places."""
 
 PARTS = ("norm", "qkv", "append", "attention", "out", "gate_up", "down", "head", "wait")
 """Where the time of a forward pass goes; `append` includes the rotation of queries and keys."""

@@ -25,7 +25,7 @@ from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["NativeKernels", "PackedParts"]
 
-KERNELS_VERSION = 2
+KERNELS_VERSION = 3
 """Part of the numeric print: raised when an operation here gives other bits."""
 
 HEAD_MULTIPLE = 16

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from batchgen_beam.kernels.native_library import PATHS, arithmetic
+from batchgen_beam.kernels.native_library import EMULATED_PATHS, PATHS, arithmetic
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE", "NOT_SANITIZED",
-           "SAMPLERS", "MakeKernels", "native"]
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EMULATED", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE",
+           "NOT_SANITIZED", "SAMPLERS", "MakeKernels", "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -29,6 +29,8 @@ def native(dtype: torch.dtype, path: str, threads: int = 1) -> NativeKernels:
 NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
           if arithmetic(path, half=dtype is torch.bfloat16) is not None]
 
+EMULATED = [(torch.bfloat16, path) for path in EMULATED_PATHS if arithmetic(path, half=True) is not None]
+"""What is built on units that this machine may lack: too slow for whole models."""
 
 NEEDS_NATIVE = pytest.mark.skipif(not NATIVE, reason="no native library, or none of its paths, on this machine")
 

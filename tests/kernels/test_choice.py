@@ -12,7 +12,7 @@ import torch
 from batchgen_beam.errors import OptionError
 from batchgen_beam.kernels import choice
 from batchgen_beam.kernels.choice import ISA, choose_kernels
-from batchgen_beam.kernels.native_library import PATHS
+from batchgen_beam.kernels.native_library import HALF_PATHS, PATHS
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes
 from batchgen_beam.models.interface import KernelSet
@@ -21,6 +21,7 @@ from tests.kernels.sets import NATIVE, NEEDS_NATIVE
 pytestmark = NEEDS_NATIVE
 
 HERE = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
+TIMED = ("avx512", "avx512_bf16")
 
 
 def shapes(size: int = 64, inputs: int = 576) -> ModelShapes:
@@ -85,24 +86,33 @@ def test_an_unknown_path_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_of_bfloat16_alone_leaves_float32_its_own(tmp_path: Path) -> None:
-    """The highest path exists for bfloat16 only: forcing it does not refuse a float32 run."""
-    assert path_of(chosen(tmp_path, isa=PATHS[-1], dtype=torch.float32)) in PATHS[:-1]
+    """The highest paths exist for bfloat16 only: forcing one does not refuse a float32 run."""
+    for path in HALF_PATHS:
+        assert path_of(chosen(tmp_path, isa=path, dtype=torch.float32)) not in HALF_PATHS
 
 
-@pytest.mark.skipif(len(HERE) < len(PATHS), reason="this machine has only one of the paths that are timed")
+def test_paths_of_which_there_is_no_run_are_taken_on_request_only(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has, `auto` takes one of the others."""
+    monkeypatch.setattr(choice, "_ON_REQUEST", tuple(HERE[1:]))
+    assert path_of(chosen(tmp_path)) == HERE[0]
+    assert path_of(chosen(tmp_path, isa=HERE[-1])) == HERE[-1]
+
+
+@pytest.mark.skipif(not set(TIMED) <= set(HERE), reason="this machine has only one of the paths that are timed")
 def test_the_timing_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first choice is kept beside the model cache and counts from then on, whatever a later timing would say."""
     first = path_of(chosen(tmp_path / "cache"))
     (kept,) = (tmp_path / "cache").iterdir()
     assert json.loads(kept.read_text()) == {"path": first}
-    other = next(path for path in ("avx512", "avx512_bf16") if path != first)
+    other = next(path for path in TIMED if path != first)
     monkeypatch.setattr(choice, "_faster", lambda dtype: other)
     assert path_of(chosen(tmp_path / "cache")) == first
     kept.write_text("torn")
     assert path_of(chosen(tmp_path / "cache")) == other
 
 
-@pytest.mark.skipif(len(HERE) < len(PATHS), reason="this machine has only one of the paths that are timed")
+@pytest.mark.skipif(not set(TIMED) <= set(HERE), reason="this machine has only one of the paths that are timed")
 def test_a_cache_that_cannot_be_written_is_no_fault(tmp_path: Path) -> None:
     """A file where the folder should be: the timing is simply not kept."""
     (tmp_path / "cache").write_text("")

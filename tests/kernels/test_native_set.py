@@ -22,14 +22,14 @@ from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, Grou
 from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 from batchgen_beam.weights.loader import load_model
-from tests.kernels.sets import NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
+from tests.kernels.sets import EMULATED, NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
 from tests.kernels.test_torch_set import ULP, normal, rows_agree
 from tests.kernels.views import PAGE, tables, view
 from tests.models.paged import PagedRun, greedy
 from tests.models.tiny_llama import TINIES, Tiny, make_reference
 
 pytestmark = NEEDS_NATIVE
-EACH = pytest.mark.parametrize(("dtype", "path"), NATIVE)
+EACH = pytest.mark.parametrize(("dtype", "path"), NATIVE + EMULATED)
 SHAPES = [(960, 576), (576, 1536), (40, 24), (33, 6), (1, 2), (97, 1024)]
 ODD = Tiny(keys={"hidden_size": 78, "intermediate_size": 102, "head_dim": 48, "num_attention_heads": 6,
                  "num_key_value_heads": 3, "vocab_size": 331, "attention_bias": True, "mlp_bias": True})

@@ -13,6 +13,7 @@ namespace batchgen {
 constexpr int PANEL = 32;  // outputs of one panel
 constexpr int PAGE = 64;   // tokens of one KV page
 constexpr int BLOCK = 256; // logits that are looked at together
+constexpr int SCORES = 16; // floats for each key of a page: the scores and shares of the lines that go by together
 constexpr int SLACK = 16;  // values behind the last one that `gather` may overwrite
 
 // The tokens of one row that one task attends for, in one KV head.  Line = token x query head of the group.
@@ -30,7 +31,7 @@ struct Queries {
   const void* values;
   int64_t page_stride;     // elements from a page to the next one, the same for keys and values
   int64_t window;          // 0: sees all
-  float scale;
+  float scale;             // > 0
   const void* next;        // keys that will be needed after these
 };
 
@@ -81,10 +82,11 @@ inline int64_t panel_bytes(const Arithmetic& a, int64_t inputs) {
 }
 
 // Bytes of scratch that `attend` needs for so many lines of so many values.
-inline size_t attend_scratch(int64_t lines, int64_t size) { return lines * (size * 4 + 16) + 16 * PAGE * 4; }
+inline size_t attend_scratch(int64_t lines, int64_t size) { return lines * (size * 4 + 80) + SCORES * PAGE * 4; }
 
 const Arithmetic* avx2_arithmetic(bool half);
 const Arithmetic* avx512_arithmetic(bool half);
 const Arithmetic* avx512_bf16_arithmetic();
+const Arithmetic* amx_bf16_arithmetic(bool emulated);
 
 }  // namespace batchgen

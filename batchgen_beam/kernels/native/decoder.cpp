@@ -11,7 +11,7 @@
 namespace batchgen {
 namespace {
 
-constexpr int MOST_ROWS = 16;             // of any path's `product`
+constexpr int MOST_ROWS = 32;             // of any path's `product`
 constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
 constexpr int64_t OWN_ROWS = 24;          // from so many rows for each thread on, threads share out rows, not panels
 constexpr int SHARES = 2;                 // of one thread where panels are shared out

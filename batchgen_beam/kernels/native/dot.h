@@ -1,12 +1,50 @@
-// How one step of a dot product is done where there is no instruction for pairs of bfloat16: widen, two steps.
-// Included by a path after its vectors; the path says how many rows and lines fit into its registers.
+// How one step of a dot product is done where there is no instruction for pairs of bfloat16: widen, two steps; and how
+// values are added up by their shares.  Included by a path after its vectors; the path says how many rows and lines fit
+// into its registers.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
+
+#include "arithmetic.h"
+#include "near.h"
 
 namespace {
 
-template <int MOST_ROWS, int MOST_LINES> struct FloatDot {
+// Shares of values in float32, one token at a time.
+template <class S> struct FloatShares {
+  using Share = float;
+  static constexpr int TOKENS = 1;
+
+  // sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.
+  template <int L, int V>
+  static void mix(const float* shares, int begin, int end, const S* values, int64_t size, float* const* sums,
+                  const S* ahead) {
+    Vec acc[L][V];
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) acc[l][v] = load(sums[l] + v * LANES);
+    for (int t = begin; t < end; t++) {
+      if (ahead) fetch(ahead + t * size, size * sizeof(S));
+      Vec value[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) value[v] = load(values + t * size + v * LANES);
+#pragma GCC unroll 8
+      for (int l = 0; l < L; l++) {
+        const Vec share = set1(shares[l * batchgen::PAGE + t]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) acc[l][v] = fma(share, value[v], acc[l][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) store(sums[l] + v * LANES, acc[l][v]);
+  }
+};
+
+template <int MOST_ROWS, int MOST_LINES> struct FloatDot : FloatShares<float> {
   static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES;
   using Weight = Vec;
   static Vec weight(const float* p) { return load(p); }
@@ -18,7 +56,7 @@ struct Pair {
   Vec first, second;
 };
 
-template <int MOST_ROWS, int MOST_LINES> struct WidenedDot {
+template <int MOST_ROWS, int MOST_LINES> struct WidenedDot : FloatShares<uint16_t> {
   static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES;
   using Weight = Pair;
   static Pair weight(const uint16_t* p) { return {first_of_pairs(p), second_of_pairs(p)}; }

@@ -1,5 +1,9 @@
 // The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call.  What needs memory or
 // threads returns a Status.
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -32,6 +36,15 @@ template <class Work> int guarded(Work work) {
   }
 }
 
+// Whether the processor has tiles for bfloat16 and the system lets this process keep values in them; asks it to.
+bool may_use_tiles() {
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;  // CPUID leaf 7, EDX
+  constexpr long REQUEST = 0x1023, TILE_DATA = 18;              // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (AMX_BF16 | AMX_TILE)) != (AMX_BF16 | AMX_TILE)) return false;
+  return !syscall(SYS_arch_prctl, REQUEST, TILE_DATA);
+}
+
 const Arithmetic* find(const char* path, int half) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -41,6 +54,8 @@ const Arithmetic* find(const char* path, int half) {
   if (!std::strcmp(path, "avx512")) return avx512 ? avx512_arithmetic(half) : nullptr;
   if (!std::strcmp(path, "avx512_bf16"))
     return half && avx512 && __builtin_cpu_supports("avx512bf16") ? avx512_bf16_arithmetic() : nullptr;
+  if (!std::strcmp(path, "amx_bf16")) return half && avx512 && may_use_tiles() ? amx_bf16_arithmetic(false) : nullptr;
+  if (!std::strcmp(path, "amx_bf16_emulated")) return half && avx512 ? amx_bf16_arithmetic(true) : nullptr;
   return nullptr;
 }
 

@@ -47,13 +47,24 @@ template <class S> inline void store_part(S* p, Vec x, int count) {
 // How many of the values from `begin` to before `end` go into one vector.
 inline int part(int64_t begin, int64_t end) { return end - begin < LANES ? static_cast<int>(end - begin) : LANES; }
 
+constexpr float LOG2_E = 1.44269504088896341f;
+
 // e^x for x <= 88, 0 below -87.  Range reduction by Cody and Waite (1980), Taylor terms to the 7th: under 2 ulp.
 inline Vec exponential(Vec x) {
-  const Vec n = nearest(mul(x, set1(1.44269504088896341f)));
+  const Vec n = nearest(mul(x, set1(LOG2_E)));
   const Vec r = fma(n, set1(-1.42860682030941723212e-6f), fma(n, set1(-0.693145751953125f), x));
   Vec y = set1(1.f / 5040);
   for (float term : {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, .5f, 1.f, 1.f}) y = fma(y, r, set1(term));
   return keep_unless_less(x, set1(-87.f), mul(y, power_of_two(max(n, set1(-126.f)))));
+}
+
+// 2^x for x <= 127; subnormal or 0 below -126.  Taylor terms to the 7th: under 2 ulp.
+inline Vec power(Vec x) {
+  const Vec bounded = max(set1(-150.f), x), n = nearest(bounded), r = sub(bounded, n);
+  Vec y = set1(1.52527338e-5f);
+  for (float term : {1.54035304e-4f, 1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.f})
+    y = fma(y, r, set1(term));
+  return times_power_of_two(y, n);
 }
 
 // --- products ---------------------------------------------------------------------------------------------------------
@@ -192,12 +203,6 @@ constexpr int KEYS = 4 * LANES;  // keys whose scores are in registers together
 
 template <class S> inline void clear(S* p, int64_t count) { std::memset(p, 0, count * sizeof(S)); }
 
-constexpr int LINE = 64;  // bytes of a cache line
-
-inline void fetch(const void* p, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += LINE) _mm_prefetch(static_cast<const char*>(p) + at, _MM_HINT_T0);
-}
-
 // Dot products of L queries (PAIR-wise broadcast from `q`) with the keys of one page.  Meanwhile `ahead`, a page of the
 // same size, is brought near; null: nothing is.
 template <class S, int L>
@@ -228,79 +233,69 @@ void score(const S* const* q, int64_t size, const S* page, float* scores, const 
   }
 }
 
-// sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.  `ahead` is
-// as in `score`.
-template <class S, int L, int V>
-void mix(const float* shares, int begin, int end, const S* values, int64_t size, float* const* sums, const S* ahead) {
-  Vec acc[L][V];
-#pragma GCC unroll 8
-  for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) acc[l][v] = load(sums[l] + v * LANES);
-  for (int t = begin; t < end; t++) {
-    if (ahead) fetch(ahead + t * size, size * sizeof(S));
-    Vec value[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) value[v] = load(values + t * size + v * LANES);
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++) {
-      const Vec share = set1(shares[l * PAGE + t]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) acc[l][v] = fma(share, value[v], acc[l][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) store(sums[l] + v * LANES, acc[l][v]);
-}
+template <class S> using Share = typename Dot<S>::Share;
 
 template <class S, int L>
-void mix_wide(const float* shares, int begin, int end, const S* values, int64_t size, float* const* sums,
+void mix_wide(const Share<S>* shares, int begin, int end, const S* values, int64_t size, float* const* sums,
               const S* ahead) {
   float* at[L];
   if (begin >= end) return;
   for (int64_t d = 0; d < size; d += 4 * LANES, ahead = nullptr) {
     for (int l = 0; l < L; l++) at[l] = sums[l] + d;
     switch (size - d < 4 * LANES ? (size - d) / LANES : 4) {
-      case 1: mix<S, L, 1>(shares, begin, end, values + d, size, at, ahead); break;
-      case 2: mix<S, L, 2>(shares, begin, end, values + d, size, at, ahead); break;
-      case 3: mix<S, L, 3>(shares, begin, end, values + d, size, at, ahead); break;
-      default: mix<S, L, 4>(shares, begin, end, values + d, size, at, ahead);
+      case 1: Dot<S>::template mix<L, 1>(shares, begin, end, values + d, size, at, ahead); break;
+      case 2: Dot<S>::template mix<L, 2>(shares, begin, end, values + d, size, at, ahead); break;
+      case 3: Dot<S>::template mix<L, 3>(shares, begin, end, values + d, size, at, ahead); break;
+      default: Dot<S>::template mix<L, 4>(shares, begin, end, values + d, size, at, ahead);
     }
   }
 }
 
-// One query line while the pages go by: the greatest score so far, the sum of shares, and the sums of shares * values.
+// One query line while the pages go by.  `sums` are the sums of shares * values, and behind them those of the shares, lane
+// by lane; a share is 2^((score - peak) * scale).
 struct Line {
   float peak;
-  float total;
   float* sums;
 };
 
-// Scores of one page become shares under the line's new peak; what was summed before shrinks to it.  While no score is
-// finite all shares are 0, and a line that ends so is not a number.
-inline void take_page(float* scores, int begin, int end, float scale, int64_t size, Line& line) {
+constexpr float HEADROOM = 8.f;  // powers of two that a score may lie above the peak: what was summed seldom has to shrink
+
+// The greatest of the scores in [begin, end), and LOWEST in place of the others.
+inline float find_peak(float* scores, int begin, int end) {
   Vec top = set1(LOWEST);
+  const bool whole = begin == 0 && end == PAGE;
   for (int t = 0; t < PAGE; t += LANES) {
-    const Vec scaled = keep_lanes(mul(load(scores + t), set1(scale)), set1(LOWEST), begin - t, end - t);
-    store(scores + t, scaled);
-    top = max(top, scaled);
+    Vec x = load(scores + t);
+    if (!whole) store(scores + t, x = keep_lanes(x, set1(LOWEST), begin - t, end - t));
+    top = max(top, x);
   }
-  const float peak = greatest(top), before = line.peak;
-  line.peak = peak > before ? peak : before;
+  return greatest(top);
+}
+
+// Scores of one page, the greatest of which is `peak`, become shares; `scale` > 0 brings them to powers of two.  While no
+// score is finite all shares are 0, and a line that ends so is not a number.
+template <class S>
+void take_page(const float* scores, float peak, float scale, int64_t size, Share<S>* shares, Line& line) {
+  if ((peak - line.peak) * scale > HEADROOM) {
+    alignas(64) float shrink[LANES];
+    store(shrink, power(set1((line.peak - peak) * scale)));
+    line.peak = peak;
+    for (int64_t d = 0; d < size + LANES; d += LANES) store(line.sums + d, mul(load(line.sums + d), set1(shrink[0])));
+  }
   const Vec base = set1(line.peak == LOWEST ? 0.f : line.peak);
-  Vec total = zero();
+  Vec total = load(line.sums + size);
   for (int t = 0; t < PAGE; t += LANES) {
-    const Vec share = exponential(sub(load(scores + t), base));
-    store(scores + t, share);
+    const Vec share = rounded<Share<S>>(power(mul(sub(load(scores + t), base), set1(scale))));
+    store(shares + t, share);
     total = add(total, share);
   }
-  alignas(64) float shrink[LANES];
-  store(shrink, exponential(sub(set1(before), base)));
-  line.total = line.total * shrink[0] + sum(total);
-  if (before == line.peak) return;
-  for (int64_t d = 0; d < size; d += LANES) store(line.sums + d, mul(load(line.sums + d), set1(shrink[0])));
+  store(line.sums + size, total);
+}
+
+// Where the shares of some lines are kept: behind their scores.
+template <class S> inline Share<S>* shares_behind(float* scores) {
+  static_assert(Dot<S>::LINES * (sizeof(float) + sizeof(Share<S>)) <= batchgen::SCORES * sizeof(float));
+  return reinterpret_cast<Share<S>*>(scores + Dot<S>::LINES * PAGE);
 }
 
 // One page of one KV head, and what is needed after it: null where that is near already.
@@ -315,22 +310,26 @@ template <class S> struct Near {
 template <class S, int L>
 void attend_page(const S* const* q, float scale, int64_t size, const Near<S>& page, const int* begin, const int* end,
                  float* scores, Line* lines) {
+  constexpr int TOKENS = Dot<S>::TOKENS;
+  Share<S>* shares = shares_behind<S>(scores);
   score<S, L>(q, size, page.keys, scores, page.fresh ? page.values : nullptr);
   int first = 0, last = PAGE;
-  float* sums[L];
+  float *sums[L], peaks[L];
   for (int l = 0; l < L; l++) {
     sums[l] = lines[l].sums;
     first = begin[l] > first ? begin[l] : first;
     last = end[l] < last ? end[l] : last;
-    if (begin[l] < end[l]) take_page(scores + l * PAGE, begin[l], end[l], scale, size, lines[l]);
+    peaks[l] = find_peak(scores + l * PAGE, begin[l], end[l]);
   }
+  for (int l = 0; l < L; l++) take_page<S>(scores + l * PAGE, peaks[l], scale, size, shares + l * PAGE, lines[l]);
+  first = (first + TOKENS - 1) / TOKENS * TOKENS, last = last / TOKENS * TOKENS;
   const bool shared = first < last;
   for (int l = 0; l < L; l++)
-    mix_wide<S, 1>(scores + l * PAGE, begin[l], shared ? first : end[l], page.values, size, sums + l, nullptr);
+    mix_wide<S, 1>(shares + l * PAGE, begin[l], shared ? first : end[l], page.values, size, sums + l, nullptr);
   if (!shared) return;
-  mix_wide<S, L>(scores, first, last, page.values, size, sums, page.fresh ? page.next_keys : nullptr);
+  mix_wide<S, L>(shares, first, last, page.values, size, sums, page.fresh ? page.next_keys : nullptr);
   for (int l = 0; l < L; l++)
-    mix_wide<S, 1>(scores + l * PAGE, last, end[l], page.values, size, sums + l, nullptr);
+    mix_wide<S, 1>(shares + l * PAGE, last, end[l], page.values, size, sums + l, nullptr);
 }
 
 // The keys of a page that a token at `position` sees.
@@ -352,7 +351,7 @@ void attend_lines(const Queries& of, int first, int count, int64_t page, const N
       visible(of.position + token, of.window, page, begin + l, end + l);
       if (++head == of.heads) head = 0, token++;
     }
-    attend_page<S, L>(q, of.scale, of.size, near, begin, end, scores, lines + first);
+    attend_page<S, L>(q, of.scale * LOG2_E, of.size, near, begin, end, scores, lines + first);
   }
 }
 
@@ -360,10 +359,10 @@ template <class S> void attend(const Queries& of, void* scratch) {
   constexpr int L = Dot<S>::LINES;
   const int count = of.tokens * of.heads;
   float* scores = static_cast<float*>(scratch);
-  float* sums = scores + L * PAGE;
-  Line* lines = reinterpret_cast<Line*>(sums + count * of.size);
-  clear(sums, count * of.size);
-  for (int l = 0; l < count; l++) lines[l] = {LOWEST, 0.f, sums + l * of.size};
+  float* sums = scores + batchgen::SCORES * PAGE;
+  Line* lines = reinterpret_cast<Line*>(sums + count * (of.size + LANES));
+  clear(sums, count * (of.size + LANES));
+  for (int l = 0; l < count; l++) lines[l] = {LOWEST, sums + l * (of.size + LANES)};
   const S* keys = static_cast<const S*>(of.keys);
   const S* values = static_cast<const S*>(of.values);
   const int64_t seen = of.window && of.position >= of.window ? of.position - of.window + 1 : 0;
@@ -377,7 +376,7 @@ template <class S> void attend(const Queries& of, void* scratch) {
   }
   for (int l = 0; l < count; l++) {
     S* out = static_cast<S*>(of.out) + l / of.heads * of.out_stride + l % of.heads * of.size;
-    const Vec total = set1(lines[l].total);
+    const Vec total = set1(sum(load(lines[l].sums + of.size)));
     for (int64_t d = 0; d < of.size; d += LANES) store(out + d, divide(load(lines[l].sums + d), total));
   }
 }

@@ -3,10 +3,14 @@
 
 #include <cstring>
 
+#include "arithmetic.h"
+#include "near.h"
+
 namespace {
+
 template <class S> struct Dot;
 template <> struct Dot<uint16_t> {
-  static constexpr int ROWS = 12, LINES = 4;
+  static constexpr int ROWS = 12, LINES = 6;
   using Weight = __m512bh;
   static Weight weight(const uint16_t* p) { return reinterpret_cast<Weight>(_mm512_loadu_si512(p)); }
   static Weight value(const uint16_t* p) {
@@ -15,7 +19,56 @@ template <> struct Dot<uint16_t> {
     return reinterpret_cast<Weight>(_mm512_set1_epi32(pair));
   }
   static Vec step(Vec sum, Weight x, Weight w) { return _mm512_dpbf16_ps(sum, x, w); }
+
+  using Share = uint16_t;
+  static constexpr int TOKENS = 2;
+
+  // sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.  Tokens go
+  // in pairs, an even one and the next; one of a pair that is outside counts as zeros, whatever its memory holds.
+  template <int L, int V>
+  static void mix(const Share* shares, int begin, int end, const uint16_t* values, int64_t size, float* const* sums,
+                  const uint16_t* ahead) {
+    Vec acc[L][V];
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) acc[l][v] = load(sums[l] + v * LANES);
+    for (int t = begin & ~1; t < end; t += 2) {
+      if (ahead) fetch(ahead + t * size, 2 * size * sizeof(Share));
+      Weight pair[V];
+      pairs<V>(values + t * size, values + (t + 1) * size, t >= begin, t + 1 < end, pair);
+#pragma GCC unroll 8
+      for (int l = 0; l < L; l++) {
+        const Weight share = value(shares + l * batchgen::PAGE + t);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) acc[l][v] = step(acc[l][v], share, pair[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) store(sums[l] + v * LANES, acc[l][v]);
+  }
+
+ private:
+  // The values of two tokens side by side, V vectors of 16 pairs.
+  template <int V>
+  static void pairs(const uint16_t* first, const uint16_t* second, bool has_first, bool has_second, Weight* pair) {
+    const Bits low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                      36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const Bits high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __mmask32 in_first = has_first ? ~0u : 0u, in_second = has_second ? ~0u : 0u;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v += 2) {
+      const __mmask32 there = v + 1 < V ? ~0u : 0xffffu;
+      const Bits a = _mm512_maskz_loadu_epi16(in_first & there, first + v * LANES);
+      const Bits b = _mm512_maskz_loadu_epi16(in_second & there, second + v * LANES);
+      pair[v] = reinterpret_cast<Weight>(_mm512_permutex2var_epi16(a, low, b));
+      if (v + 1 < V) pair[v + 1] = reinterpret_cast<Weight>(_mm512_permutex2var_epi16(a, high, b));
+    }
+  }
 };
+
 }  // namespace
 
 #include "path.h"

@@ -33,6 +33,12 @@ inline Vec power_of_two(Vec n) {
 // `x` unless `a < b`, else 0: not-a-number in `a` lets x through.
 inline Vec keep_unless_less(Vec a, Vec b, Vec x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ), x); }
 
+// x 2^n for whole n <= 127, 0 where n < -126.
+inline Vec times_power_of_two(Vec x, Vec n) {
+  const Vec least = set1(-126.f);
+  return keep_unless_less(n, least, mul(x, power_of_two(max(n, least))));
+}
+
 // The lanes from `first` to before `last` of `x`, `other` elsewhere; both may lie outside the vector.
 inline Vec keep_lanes(Vec x, Vec other, int first, int last) {
   const Bits lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -30,6 +30,9 @@ inline Vec power_of_two(Vec n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
 
+// x 2^n for whole n, 0 or subnormal where that is less than the smallest normal number.
+inline Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+
 // `x` unless `a < b`, else 0: not-a-number in `a` lets x through.
 inline Vec keep_unless_less(Vec a, Vec b, Vec x) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x);
