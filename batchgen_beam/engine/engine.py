@@ -67,6 +67,7 @@ class Engine:
         self._next_id = 0
         self._changed = True
         self._count = Counters()
+        self._first_came: float | None = None
 
     # In and out
 
@@ -111,6 +112,8 @@ class Engine:
                      if getattr(record, name) != getattr(self._facts, name)), None)
 
     def _enqueue(self, row: RowSequence) -> None:
+        if self._first_came is None:
+            self._first_came = self._clock()
         row.advance()
         self._queue.add(row)
         self._changed = True
@@ -182,7 +185,10 @@ class Engine:
             self._visit(batch, plan.prefill, self._run(batch))
         self._count.steps += 1
         self._count.row_steps += len(batch.slots_R)
-        self._count.busy_seconds += self._clock() - started
+        ended = self._clock()
+        self._count.busy_seconds += ended - started
+        if self._answers and self._first_came is not None:
+            self._count.span_seconds = ended - self._first_came
         return True
 
     def _plan(self) -> Plan:

@@ -30,7 +30,8 @@ class Counters:
     `prefilled_tokens` went through the model as prompt chunks, `recomputed_tokens` of them for a second time; of these,
     `resumed_tokens` were computed by another engine before: they belong to the `resumed_rows` that came as records.
     `restarts` counts records that could not go on here, by the print that differed.  `row_steps` sums the rows of all
-    steps; `events` counts visits of sequences.
+    steps; `events` counts visits of sequences.  `span_seconds` pass from the first row that comes to the last answer,
+    `busy_seconds` of them within steps.
     """
 
     rows_done: int = 0
@@ -49,6 +50,7 @@ class Counters:
     row_steps: int = 0
     events: int = 0
     busy_seconds: float = 0.0
+    span_seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import check_invariance
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.records import FinishReason
 from batchgen_beam.transforms.model_shapes import model_shapes
 from tests.determinism.law import Law
 from tests.determinism.models import native_kernels, smollm2_law, tiny_law
+from tests.engine import rigs
 from tests.kernels.sets import NEEDS_NATIVE
 
 CHUNKS = (1, 7, 64, 100, 0)
@@ -133,3 +135,26 @@ def test_smollm2_long(kernels: str, smollm2_folder: Path) -> None:
     law = smollm2(kernels, smollm2_folder, 32, longest=1100, new_tokens=256)
     hold(law)
     hold_churned(law, pages=60, host_pages=40)
+
+
+@NEEDS_NATIVE
+@pytest.mark.long
+@pytest.mark.smollm2
+@pytest.mark.timeout(3000)
+def test_smollm2_256_rows(smollm2_folder: Path) -> None:
+    """256 rows on the native set: alone, batched, shuffled, held and evicted, with sharing or without, on one thread."""
+    law = smollm2("native", smollm2_folder, 256, longest=300, new_tokens=24)
+    reference = law.batched(256)
+    assert law.alone() == reference
+    assert law.batched(256, seed=11) == reference
+    assert law.batched(100, chunk=7, seed=12) == reference
+    for sharing in (True, False):
+        whole = rigs.said(rigs.run(law.engine(prefix_sharing=sharing), law.prompts))
+        assert whole == reference, f"sharing {sharing}"
+        churned, churn = law.churned(every=2, host_pages=100, pages=150, sharing=sharing)
+        assert churned == reference, f"held and evicted, sharing {sharing}"
+        assert len(churn.evictions) > 50
+        assert len(churn.holds) > 50
+    assert isinstance(law.kernels, NativeKernels)
+    law.kernels.threads = 1
+    assert law.batched(256, seed=13) == reference

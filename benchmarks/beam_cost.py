@@ -1,0 +1,76 @@
+"""What Beam costs: how much of the time from the first row to the last answer the engine does not compute.
+
+A workload (see `benchmarks.workload`) goes through the whole pipeline as Parquet, on the local runner.  Rows end only
+with `--eos-id`, a token that the model never gives, so that they have their exact lengths.
+
+    python -m benchmarks.beam_cost --model MODEL --workload FILE --eos-id 7 [--max-rows N] [FLAGS OF batchgen-beam run]
+
+Prints one JSON object: `cost` is (span - steps) / span, from the engine's own clock; `wall_seconds` is the whole command,
+with start, load and publication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP = 128
+
+
+def write_prompts(workload: Path, rows: int | None, file: Path) -> int:
+    """The workload as Parquet; returns how many tokens its answers have."""
+    lines = [json.loads(line) for line in workload.read_text().splitlines()][:rows]
+    file.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"uuid": [line["uuid"] for line in lines],
+                             "token_ids": [line["prompt_ids"] for line in lines],
+                             "max_tokens": [line["max_tokens"] for line in lines],
+                             "temperature": [0.0] * len(lines)}), file, row_group_size=ROW_GROUP)
+    return sum(line["max_tokens"] for line in lines)
+
+
+def figures(output: Path) -> dict[str, Any]:
+    """What the engine of the run counted."""
+    (file,) = (output / "_runs").glob("*.engine.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def main() -> None:
+    """Write, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a checkpoint folder or a GGUF file")
+    parser.add_argument("--workload", required=True, type=Path)
+    parser.add_argument("--rows", type=int, help="only the first N rows")
+    parser.add_argument("--max-rows", type=int, default=128)
+    parser.add_argument("--eos-id", type=int, required=True, help="a token that the model never gives")
+    args, flags = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        tokens = write_prompts(args.workload, args.rows, folder / "input" / "prompts.parquet")
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "batchgen_beam.pipelines.main", "run", "--model", args.model, "--input",
+                        folder / "input" / "prompts.parquet", "--output", folder / "output",
+                        f"--max-rows={args.max_rows}", f"--eos-ids={args.eos_id}", *flags],
+                       check=True, stdout=sys.stderr)
+        wall = time.monotonic() - started
+        found = figures(folder / "output")
+    if found["generated_tokens"] != tokens:
+        raise SystemExit(f"{found['generated_tokens']} tokens instead of {tokens}: the model gives token {args.eos_id}")
+    span, busy = found["span_seconds"], found["busy_seconds"]
+    print(json.dumps({"cost": round((span - busy) / span, 4), "span_seconds": round(span, 2),
+                      "step_seconds": round(busy, 2), "wall_seconds": round(wall, 2), "rows": found["rows_done"],
+                      "output_tokens": tokens, "steps": found["steps"],
+                      "fill": round(found["row_steps"] / found["steps"] / args.max_rows, 3)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
