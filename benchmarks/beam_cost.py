@@ -5,8 +5,8 @@ with `--eos-id`, a token that the model never gives, so that they have their exa
 
     python -m benchmarks.beam_cost --model MODEL --workload FILE --eos-id 7 [--max-rows N] [FLAGS OF batchgen-beam run]
 
-Prints one JSON object: `cost` is (span - steps) / span, from the engine's own clock; `wall_seconds` is the whole command,
-with start, load and publication.
+Prints one JSON object: `cost` is (span - steps) / span by the engine's own clock, `wall_seconds` is that of the whole
+command, with start, load and publication.
 """
 
 from __future__ import annotations

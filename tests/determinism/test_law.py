@@ -142,7 +142,7 @@ def test_smollm2_long(kernels: str, smollm2_folder: Path) -> None:
 @pytest.mark.smollm2
 @pytest.mark.timeout(3000)
 def test_smollm2_256_rows(smollm2_folder: Path) -> None:
-    """256 rows on the native set: alone, batched, shuffled, held and evicted, with sharing or without, on one thread."""
+    """256 rows on the native set: alone, batched, shuffled, held and evicted, without sharing, on one thread."""
     law = smollm2("native", smollm2_folder, 256, longest=300, new_tokens=24)
     reference = law.batched(256)
     assert law.alone() == reference
