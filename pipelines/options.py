@@ -138,8 +138,8 @@ OPTIONS = (
            "FOLDER"),
     Option("--chat-template", str, "a Jinja file that replaces the model's chat template", "FILE"),
     Option("--dtype", _one_of(DTYPES), f"arithmetic: {' or '.join(DTYPES)}", "NAME", "bfloat16"),
-    Option("--kv-dtype", _one_of(KV_DTYPES), "what keys and values are kept in; int8: half the memory of bfloat16, other "
-           "answers; auto: --dtype", "NAME", "auto"),
+    Option("--kv-dtype", _one_of(KV_DTYPES), "what keys and values are kept in; int8: half the memory of bfloat16, "
+           "other answers; auto: --dtype", "NAME", "auto"),
     Option("--kernels", _one_of(KERNELS), "native: compiled for the CPU; torch: any device; auto: native where it can "
            "be", "NAME", "auto"),
     Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the process's cores", "N", 0),

@@ -47,8 +47,8 @@ def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, thre
     """The kernel set for a model of these shapes.
 
     `kv_dtype` is one of `KV_DTYPES`; an `OptionError` refuses another than `auto` where the model keeps no keys and
-    values.  `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where native
-    can't be.  `cache` is the folder in which the timing is remembered.
+    values.  `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where
+    native can't be.  `cache` is the folder in which the timing is remembered.
     """
     kept = dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
     if kept is not dtype and not shapes.attention:

@@ -78,7 +78,9 @@ class Workspace:
         if cache.scales is None:
             return wide
         wide *= cache.scales.index_select(0, ids)
-        return wide if cache.dtype is torch.float32 else wide.copy_(self._buffer(cache.dtype, count, stored).copy_(wide))
+        if cache.dtype is torch.float32:
+            return wide
+        return wide.copy_(self._buffer(cache.dtype, count, stored).copy_(wide))
 
     def _buffer(self, dtype: torch.dtype, count: int, cache: Tensor) -> Tensor:
         elements = count * cache[0].numel()
@@ -95,10 +97,11 @@ def append_entries(cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: Bat
     `cache` is [pages, G, S, d], or of int8 pages.
     """
     table_RP = view.page_tables[spec.group]
-    if not spec.is_scaled:
-        return _append(cache, values_TGd, table_RP, view)
-    for part, entries in zip(split_pages(cache, spec.shape[1]), quantise(values_TGd), strict=True):
-        _append(part, entries, table_RP, view)
+    if spec.is_scaled:
+        for part, entries in zip(split_pages(cache, spec.shape[1]), quantise(values_TGd), strict=True):
+            _append(part, entries, table_RP, view)
+    else:
+        _append(cache, values_TGd, table_RP, view)
 
 
 def _append(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: BatchView) -> None:

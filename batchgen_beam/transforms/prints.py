@@ -18,7 +18,8 @@ TEMPLATE_CLOCK = "template_clock"
 """The fact that a resumed run takes over from the output folder, so that its prompts say the same date."""
 
 
-def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, kv_dtype: str, clock: str) -> Fingerprint:
+def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, kv_dtype: str,
+                  clock: str) -> Fingerprint:
     """Facts that decide the answer of a row; `clock` counts only where the template asks for the time, `kv_dtype` only
     where it is not the arithmetic's.
 
