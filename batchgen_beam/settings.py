@@ -11,6 +11,7 @@ __all__ = [
     "DTYPES",
     "FLOAT_COLUMNS",
     "KERNELS",
+    "KV_DTYPES",
     "OUTPUT_VERSION",
     "PAGE_TOKENS",
     "PARAMETER_COLUMNS",
@@ -45,6 +46,9 @@ UNSUPPORTED_COLUMNS = (
 
 DTYPES = ("bfloat16", "float32")
 
+KV_DTYPES = ("auto", "int8")
+"""What keys and values are kept in: the dtype of the arithmetic, or int8 with a scale for each token and head."""
+
 KERNELS = ("auto", "native", "torch")
 """Kernel sets by name; `auto` is native where it can be, else torch."""
 
@@ -53,8 +57,9 @@ _ACCELERATOR = re.compile(r"type:[\w.-]+;count:[1-9]\d*(;[\w:.-]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Budgets of one engine.
+    """Arithmetic and budgets of one engine.
 
+    `kv_dtype` is what keys and values are kept in, `auto`: in `dtype`.
     `max_rows` rows run at once; a forward pass takes about `step_tokens` tokens, prompts in chunks of `prefill_chunk`
     (0: whole); `kv_memory` and `kv_host_memory` are bytes, 0 on the host turns that tier (HELD) off; `threads` 0 is one
     per core, `kv_memory` 0 a share of what is free, both found by whoever loads the engine; `max_context` (tokens)
@@ -63,6 +68,7 @@ class EngineSettings:
     """
 
     dtype: str = "bfloat16"
+    kv_dtype: str = "auto"
     kernels: str = "auto"
     threads: int = 0
     max_rows: int = 256
@@ -77,6 +83,8 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise OptionError(f"kv_dtype {self.kv_dtype!r} is unknown; use one of {', '.join(KV_DTYPES)}")
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),

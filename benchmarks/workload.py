@@ -28,7 +28,7 @@ from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import Forward
 from batchgen_beam.records import Answer, Failure, Prompt, RowKey, SamplingParams, token_array
-from batchgen_beam.settings import KERNELS, EngineSettings
+from batchgen_beam.settings import KERNELS, KV_DTYPES, EngineSettings
 from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.weights.loader import load_model
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="only the first N rows")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--kv-dtype", default="auto", choices=KV_DTYPES)
     parser.add_argument("--kernels", default="auto", choices=KERNELS)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -128,12 +129,12 @@ def main() -> None:
     started = time.perf_counter()
     folder = resolve_model(args.model, args.model_cache)
     kernels = choose_kernels(getattr(torch, args.dtype), model_shapes(load_config(str(folder))), wanted=args.kernels,
-                             threads=args.threads, cache=args.model_cache)
+                             threads=args.threads, cache=args.model_cache, kv_dtype=args.kv_dtype)
     clock = OperationClock(kernels)
     model = load_model(folder, kernels)
     load_seconds = time.perf_counter() - started
-    settings = EngineSettings(dtype=args.dtype, max_rows=args.max_rows, kv_memory=2 << 30, max_context=2048,
-                              longest_first=args.order == "longest")
+    settings = EngineSettings(dtype=args.dtype, kv_dtype=args.kv_dtype, max_rows=args.max_rows, kv_memory=2 << 30,
+                              max_context=2048, longest_first=args.order == "longest")
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
     prompts = read_prompts(args.workload, args.rows, args.temperature, args.top_p)
     report = {"workload": args.workload.name, "load_seconds": round(load_seconds, 2), **kernels.facts(),

@@ -31,7 +31,8 @@ class DenseLayer:
 class DenseDecoder:
     """Pre-norm blocks with rotary grouped-query attention and a gated SiLU feed-forward part.
 
-    Cache entries "k" and "v" of shape (kv_heads, head_size) belong to `group`; scores are scaled by head_size ** -0.5.
+    Cache entries "k" and "v" of shape (kv_heads, head_size) belong to `group` and are of the kernel set's `kv_dtype`;
+    scores are scaled by head_size ** -0.5.
     `cos_Cf` and `sin_Cf` are float32, by position.
     """
 

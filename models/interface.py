@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,7 @@ class CacheSpec:
 
     `shape` is that of one token (`paged`, `windowed`: `(G, d)`) or of one sequence (`state`).
     `window` (tokens) is given for `windowed` only: key j is visible to query i iff 0 <= i - j < window.
+    Tokens' entries of dtype int8 are floats kept as int8, with one float32 scale for each head of each token.
     """
 
     name: str
@@ -64,6 +66,17 @@ class CacheSpec:
     def group(self) -> GroupKey:
         """The group whose page ids this entry uses."""
         return GroupKey(self.kind, self.window)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether floats are kept as int8 with scales."""
+        return self.dtype is torch.int8 and self.kind is not CacheKind.STATE
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes that one token (one sequence, of kind `state`) takes, its scales included."""
+        scales = prod(self.shape[:-1]) * torch.float32.itemsize if self.is_scaled else 0
+        return prod(self.shape) * self.dtype.itemsize + scales
 
 
 @dataclass(slots=True)
@@ -139,11 +152,13 @@ class KernelSet(Protocol):
 
     `recompute` says how a lost KV page is made again with the same bits: `prefill` (every token is its own row) or
     `replay` (generated tokens have to go through decode steps).  `wants_zero_pages` says whether it reads positions
-    that were not written, whose pages then have to be zero before use.
+    that were not written, whose pages then have to be zero before use.  `kv_dtype` is what models should declare keys
+    and values as: `dtype`, or int8.
     """
 
     name: str
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     recompute: str
     wants_zero_pages: bool

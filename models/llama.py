@@ -48,7 +48,7 @@ class LlamaLayer:
         self._gate_up = self._pack(get, prefix, ("feed_forward.gate", "feed_forward.up"), config.mlp_bias)
         self._down = self._pack(get, prefix, ("feed_forward.down",), config.mlp_bias)
         self._keys, self._values = (
-            CacheSpec(name=name, kind=CacheKind.PAGED, dtype=kernels.dtype,
+            CacheSpec(name=name, kind=CacheKind.PAGED, dtype=kernels.kv_dtype,
                       shape=(config.num_key_value_heads, config.head_dim)) for name in ("k", "v"))
 
     def _pack(self, get: TensorSource, prefix: str, names: Sequence[str], biased: bool) -> PackedWeight:

@@ -28,16 +28,17 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
     parser.add_argument("model", help="a model folder, a GGUF file, or a URI of either")
     parser.add_argument("--rows", metavar="N,N", default=",".join(map(str, ROWS)), help="rows that decode at once")
     parser.add_argument("--context", type=int, metavar="N", default=CONTEXT, help="tokens of each row at the end")
-    add_options(parser, "--model-cache", "--dtype", "--kernels", "--threads")
+    add_options(parser, "--model-cache", "--dtype", "--kv-dtype", "--kernels", "--threads")
     given = parser.parse_args(list(flags))
     rows = _counts(given.rows)
     threads = given.threads or len(os.sched_getaffinity(0))
     cache = Path(given.model_cache)
-    model, kernels = load_timed(resolve_model(given.model, cache), dtype=given.dtype, kernels=given.kernels,
-                                threads=threads, cache=cache)
+    model, kernels = load_timed(resolve_model(given.model, cache), dtype=given.dtype, kv_dtype=given.kv_dtype,
+                                kernels=given.kernels, threads=threads, cache=cache)
     facts = kernels.facts()
     names = " ".join(str(facts[name]) for name in ("kernels", "path") if name in facts)
-    stream.write(f"{given.dtype}, {names} kernels, {threads} threads; rows end at {given.context} tokens\n\n")
+    kept = f", KV {facts['kv_dtype']}" if "kv_dtype" in facts else ""
+    stream.write(f"{given.dtype}{kept}, {names} kernels, {threads} threads; rows end at {given.context} tokens\n\n")
     for line in _table(measure_steps(model, kernels, count, context=given.context) for count in rows):
         stream.write(line + "\n")
         stream.flush()

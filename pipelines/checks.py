@@ -56,7 +56,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
                          clock=_template_clock(request.output, now), eos_ids=request.eos_ids)
     model = _open_model(source, request)
     _check_messages(plan, request, model)
-    fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype,
+    fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype, kv_dtype=request.engine.kv_dtype,
                                 clock=source.clock.date().isoformat())
     if not request.new_fingerprint:
         check_output(request.output, fingerprint)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from batchgen_beam.errors import ErrorCode, OptionError
-from batchgen_beam.settings import DTYPES, KERNELS
+from batchgen_beam.settings import DTYPES, KERNELS, KV_DTYPES
 
 __all__ = ["OPTIONS", "BatchgenOptions", "Option", "StrictParser", "add_options", "help_text", "parse_options",
            "parse_size"]
@@ -138,6 +138,8 @@ OPTIONS = (
            "FOLDER"),
     Option("--chat-template", str, "a Jinja file that replaces the model's chat template", "FILE"),
     Option("--dtype", _one_of(DTYPES), f"arithmetic: {' or '.join(DTYPES)}", "NAME", "bfloat16"),
+    Option("--kv-dtype", _one_of(KV_DTYPES), "what keys and values are kept in; int8: half the memory of bfloat16, "
+           "other answers; auto: --dtype", "NAME", "auto"),
     Option("--kernels", _one_of(KERNELS), "native: compiled for the CPU; torch: any device; auto: native where it can "
            "be", "NAME", "auto"),
     Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the process's cores", "N", 0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from batchgen_beam.engine.paging import live_pages, pages_of
 from batchgen_beam.errors import OptionError
@@ -64,6 +63,6 @@ def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
 def _page_bytes(specs: Sequence[Sequence[CacheSpec]]) -> dict[GroupKey, int]:
     sizes: dict[GroupKey, int] = {}
     for spec in (spec for layer in specs for spec in layer):
-        items = prod(spec.shape) * (1 if spec.kind is CacheKind.STATE else PAGE_TOKENS)
-        sizes[spec.group] = sizes.get(spec.group, 0) + items * spec.dtype.itemsize
+        items = 1 if spec.kind is CacheKind.STATE else PAGE_TOKENS
+        sizes[spec.group] = sizes.get(spec.group, 0) + items * spec.item_bytes
     return sizes

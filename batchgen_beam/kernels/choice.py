@@ -43,22 +43,26 @@ _ROUNDS = 7
 
 
 def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, threads: int, cache: Path,
-                   environment: Mapping[str, str] = os.environ) -> KernelSet:
+                   kv_dtype: str = "auto", environment: Mapping[str, str] = os.environ) -> KernelSet:
     """The kernel set for a model of these shapes.
 
-    `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where native
-    can't be.  `cache` is the folder in which the timing is remembered.
+    `kv_dtype` is one of `KV_DTYPES`; an `OptionError` refuses another than `auto` where the model keeps no keys and
+    values.  `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where
+    native can't be.  `cache` is the folder in which the timing is remembered.
     """
+    kept = dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
+    if kept is not dtype and not shapes.attention:
+        raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
     if wanted == "torch":
-        return TorchKernels(dtype)
+        return TorchKernels(dtype, kv_dtype=kept)
     forced = _forced(dtype, environment)
     reason = _hindrance(dtype, shapes)
     if reason is None:
-        return NativeKernels(dtype, forced or _path(dtype, cache), threads)
+        return NativeKernels(dtype, forced or _path(dtype, cache), threads, kv_dtype=kept)
     if wanted == "native":
         raise OptionError(f"--kernels=native: {reason}; use --kernels=auto")
     LOG.info("torch kernels: %s", reason)
-    return TorchKernels(dtype)
+    return TorchKernels(dtype, kv_dtype=kept)
 
 
 def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:

@@ -17,7 +17,7 @@ __all__ = ["EMULATED_PATHS", "HALF_PATHS", "PARTS", "PATHS", "Arithmetic", "Atte
 
 LOG = logging.getLogger(__name__)
 
-INTERFACE = 3
+INTERFACE = 4
 
 PATHS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Instruction paths, each a step up from the one before."""
@@ -56,9 +56,10 @@ class Cache(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """Heads, their size, and how far they see; a window of 0 sees all."""
+    """Heads, their size, how far they see (a window of 0: all), and whether their pages are of int8."""
 
-    _fields_ = [("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("window", c_int64), ("scale", c_float)]
+    _fields_ = [("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("window", c_int64),
+                ("int8_pages", c_int64), ("scale", c_float)]
 
 
 class DecoderLayer(ctypes.Structure):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchgen_beam.kernels import native_library as native
+from batchgen_beam.kernels.int8_pages import check_kv_dtype, page_shape
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
@@ -46,15 +47,15 @@ class NativeKernels:
     """Implements `models.interface.KernelSet` on the CPU.
 
     Cache layout: keys [pages, G, d / pair, 64, pair] and values [pages, G, 64, d], pair = 2 in bfloat16 and 1 in
-    float32; other entries as they are declared.  A path that this machine does not have, and a shape
-    that `fits` refuses, are a `ValueError`.
+    float32; other entries as they are declared.  In int8 each head's page is the same of multiples, and then its 64
+    scales.  A path that this machine does not have, and a shape that `fits` refuses, are a `ValueError`.
     """
 
     name = "native"
     recompute = "prefill"
     wants_zero_pages = False
 
-    def __init__(self, dtype: torch.dtype, path: str, threads: int) -> None:
+    def __init__(self, dtype: torch.dtype, path: str, threads: int, *, kv_dtype: torch.dtype | None = None) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the native kernel set computes in float32 or bfloat16, not {dtype}")
         if threads < 1:
@@ -63,6 +64,7 @@ class NativeKernels:
         if library is None or address is None:
             raise ValueError(f"this machine has no instruction path {path!r} for {dtype}")
         self.dtype = dtype
+        self.kv_dtype = check_kv_dtype(dtype, kv_dtype)
         self.device = torch.device("cpu")
         self.path = path
         self.threads = threads
@@ -72,8 +74,9 @@ class NativeKernels:
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits, those of torch's part in rotation tables included; not the number of threads."""
+        kept = {} if self.kv_dtype is self.dtype else {"kv_dtype": str(self.kv_dtype).removeprefix("torch.")}
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
-                "dtype": str(self.dtype).removeprefix("torch."), "torch": torch.__version__,
+                "dtype": str(self.dtype).removeprefix("torch."), **kept, "torch": torch.__version__,
                 "capability": torch.backends.cpu.get_cpu_capability()}
 
     def seconds(self) -> Mapping[str, float]:
@@ -82,11 +85,8 @@ class NativeKernels:
 
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Zeroed pages in the layout above; memory is taken when a page is first written."""
-        if spec.kind is CacheKind.STATE:
-            return zeroed((count, *spec.shape), spec.dtype, self.device)
-        assert page_tokens == PAGE_TOKENS, page_tokens
-        heads, size = spec.shape
-        return zeroed((count, heads, page_tokens, size), spec.dtype, self.device)
+        assert page_tokens == PAGE_TOKENS or spec.kind is CacheKind.STATE, page_tokens
+        return zeroed((count, *page_shape(spec, page_tokens)), spec.dtype, self.device)
 
     # Products
 
@@ -160,6 +160,8 @@ class NativeKernels:
         """Write each token's entry at its position into the pages of its row; `k` entries are keys."""
         if spec.name != "k" and spec.name != "v":
             raise ValueError(f"the native kernel set keeps entries k and v, not {spec.name!r}")
+        if spec.is_scaled:
+            self.fits(spec.shape[1])
         values_TGd = self._heads_together(values_TGd)
         write = self._library.bg_append_keys if spec.name == "k" else self._library.bg_append_values
         batch = _Batch(view, spec.group)
@@ -262,7 +264,7 @@ class FusedDecoder:
             struct.gate, struct.up = layer.gate_up.parts[:]
             struct.down = layer.down.parts[0]
         attention = native.Attention(decoder.heads, decoder.kv_heads, decoder.head_size, decoder.group.window or 0,
-                                     decoder.head_size**-0.5)
+                                     kernels.kv_dtype is torch.int8, decoder.head_size**-0.5)
         self._struct = native.Decoder(
             layers=self._layers, layer_count=len(self._layers), hidden=decoder.table_VD.shape[1],
             inner=decoder.layers[0].down.inputs,
@@ -324,4 +326,4 @@ class _Result:
 
 def _shape(spec: CacheSpec, heads: int, scale: float) -> native.Attention:
     kv_heads, size = spec.shape
-    return native.Attention(heads, kv_heads, size, spec.window or 0, scale)
+    return native.Attention(heads, kv_heads, size, spec.window or 0, spec.is_scaled, scale)

@@ -5,7 +5,7 @@ Prefill, decode and re-prefill of a token give the same bits: all of them run th
 Gimelshein 2018, "Online normalizer calculation for softmax", section 3), except that the exact maximum over all pages
 is known first (a maximum has no order), so that each page has one weight; page results are added one page after another
 from +0.  A page that a token can't see, or that only pads the batch, has weight +0 and changes no bit.
-Inside everything is float32; storage may be narrower.
+Inside everything is float32; storage may be narrower, and pages of int8 are widened when they are gathered.
 
 A query block is a fixed number of consecutive tokens of one row, which share the gathered pages; short blocks are
 padded.  Does not know layers, sequences or who owns a page.
@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from batchgen_beam.kernels.int8_pages import quantise, split_pages
 from batchgen_beam.models.interface import BatchView, CacheSpec
 
-__all__ = ["QUERY_LINES", "Workspace", "append_to_pages", "paged_attention", "query_block"]
+__all__ = ["QUERY_LINES", "Workspace", "append_entries", "paged_attention", "query_block"]
 
 SLAB_ELEMENTS = 1 << 19
 """Float32 entries of gathered pages at once (2 MiB): the copy should still be in cache when it is multiplied."""
@@ -45,6 +46,20 @@ def query_block(heads_per_group: int) -> int:
     return max(1, QUERY_LINES // heads_per_group)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Pages [pages, G, S, d] of one entry; of int8 with scales [pages, G, S, 1], for values that are then `dtype`."""
+
+    pages: Tensor
+    scales: Tensor | None
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, spec: CacheSpec, cache: Tensor, dtype: torch.dtype) -> _Cache:
+        """The cache of a spec in a run of this dtype."""
+        return cls(*split_pages(cache, spec.shape[1]), dtype) if spec.is_scaled else cls(cache, None, dtype)
+
+
 class Workspace:
     """Owns the buffers that pages are gathered into: allocating them anew for every slab costs more page faults than
     the gather itself takes.  Belongs to one kernel set, so to one thread at a time."""
@@ -52,11 +67,20 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[torch.dtype, Tensor] = {}
 
-    def gather(self, cache: Tensor, ids: Tensor) -> Tensor:
-        """Pages `cache[ids]` in float32, valid until the next call."""
-        pages = self._buffer(cache.dtype, ids.shape[0], cache)
-        torch.index_select(cache, 0, ids, out=pages)
-        return pages if cache.dtype is torch.float32 else self._buffer(torch.float32, ids.shape[0], cache).copy_(pages)
+    def gather(self, cache: _Cache, ids: Tensor) -> Tensor:
+        """Pages `ids` in float32, valid until the next call."""
+        stored, count = cache.pages, ids.shape[0]
+        pages = self._buffer(stored.dtype, count, stored)
+        torch.index_select(stored, 0, ids, out=pages)
+        if stored.dtype is torch.float32:
+            return pages
+        wide = self._buffer(torch.float32, count, stored).copy_(pages)
+        if cache.scales is None:
+            return wide
+        wide *= cache.scales.index_select(0, ids)
+        if cache.dtype is torch.float32:
+            return wide
+        return wide.copy_(self._buffer(cache.dtype, count, stored).copy_(wide))
 
     def _buffer(self, dtype: torch.dtype, count: int, cache: Tensor) -> Tensor:
         elements = count * cache[0].numel()
@@ -67,11 +91,20 @@ class Workspace:
         return buffer[:elements].view(count, *cache.shape[1:])
 
 
-def append_to_pages(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: BatchView) -> None:
+def append_entries(cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:
     """Write `values` at each token's place: page `table[row, position // S]`, slot `position % S`.
 
-    `cache` is [pages, G, S, d].
+    `cache` is [pages, G, S, d], or of int8 pages.
     """
+    table_RP = view.page_tables[spec.group]
+    if spec.is_scaled:
+        for part, entries in zip(split_pages(cache, spec.shape[1]), quantise(values_TGd), strict=True):
+            _append(part, entries, table_RP, view)
+    else:
+        _append(cache, values_TGd, table_RP, view)
+
+
+def _append(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: BatchView) -> None:
     page_tokens = cache.shape[2]
     pages_T = table_RP[view.row_T, view.positions_T // page_tokens]
     cache[pages_T, :, view.positions_T % page_tokens] = values_TGd.to(cache.dtype)
@@ -80,13 +113,12 @@ def append_to_pages(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: B
 def paged_attention(q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
                     view: BatchView, scale: float, workspace: Workspace) -> Tensor:
     """Softmax attention of each token over its row's visible keys, [T, H, d] in the query's dtype."""
-    (spec, key_cache), (_, value_cache) = keys, values
-    tokens, heads, _ = q_THd.shape
-    size = value_cache.shape[-1]
-    out_THd = q_THd.new_empty(tokens, heads, size)
+    spec, tokens, heads = keys[0], *q_THd.shape[:2]
+    key_cache, value_cache = (_Cache.of(*entry, q_THd.dtype) for entry in (keys, values))
+    out_THd = q_THd.new_empty(tokens, heads, value_cache.pages.shape[-1])
     if tokens == 0:
         return out_THd
-    for group in _groups(view, spec, heads, key_cache):
+    for group in _groups(view, spec, heads, key_cache.pages):
         q_NQHd = q_THd[group.tokens_NQ].float() * scale
         o_NQHd = _attend(q_NQHd, group, key_cache, value_cache, workspace)
         out_THd[group.tokens_NQ[group.valid_NQ]] = o_NQHd[group.valid_NQ].to(out_THd.dtype)
@@ -199,10 +231,10 @@ def _cut(view: BatchView, page_tokens: int, window: int | None, block: int) -> _
                    open_N=open_N[order_N])
 
 
-def _attend(q_NQHd: Tensor, group: _Group, key_cache: Tensor, value_cache: Tensor, workspace: Workspace) -> Tensor:
+def _attend(q_NQHd: Tensor, group: _Group, key_cache: _Cache, value_cache: _Cache, workspace: Workspace) -> Tensor:
     """Attention of query blocks over their pages, float32 [N, Q, H, d]."""
     n, q, heads, d = q_NQHd.shape
-    g = key_cache.shape[1]
+    g = key_cache.pages.shape[1]
     lines_BMd = q_NQHd.view(n, q, g, heads // g, d).permute(0, 2, 1, 3, 4).reshape(n * g, q * heads // g, d)
     scores_PBMS = _scores(lines_BMd, group, key_cache, workspace)
     partly = scores_PBMS[group.open_pages :].view(-1, n, g, q, heads // g, scores_PBMS.shape[-1])
@@ -219,24 +251,24 @@ def _attend(q_NQHd: Tensor, group: _Group, key_cache: Tensor, value_cache: Tenso
     return mixed_BMd.view(n, g, q, heads // g, -1).permute(0, 2, 1, 3, 4).reshape(n, q, heads, -1)
 
 
-def _scores(lines_BMd: Tensor, group: _Group, key_cache: Tensor, workspace: Workspace) -> Tensor:
+def _scores(lines_BMd: Tensor, group: _Group, key_cache: _Cache, workspace: Workspace) -> Tensor:
     """Query times key for every page, [P, B, M, S]; undefined where a block does not have the page."""
     pages, (products, lines, _) = len(group.active), lines_BMd.shape
-    scores_PBMS = lines_BMd.new_empty(pages, products, lines, key_cache.shape[2])
+    scores_PBMS = lines_BMd.new_empty(pages, products, lines, key_cache.pages.shape[2])
     for page, keys_BSd in _gathered(key_cache, group, workspace):
         have = keys_BSd.shape[0]
         torch.bmm(lines_BMd[:have], keys_BSd.transpose(1, 2), out=scores_PBMS[page, :have])
     return scores_PBMS
 
 
-def _mix(shares_PBMS: Tensor, group: _Group, value_cache: Tensor, workspace: Workspace) -> Tensor:
+def _mix(shares_PBMS: Tensor, group: _Group, value_cache: _Cache, workspace: Workspace) -> Tensor:
     """Sum over pages, in page order, of weighted values, [B, M, d].
 
     Slots beyond a row's last token may hold what an earlier owner of the page left; a non-finite value there would
     survive its zero weight, so such slots are cleared when there is one.
     """
     _, products, lines, _ = shares_PBMS.shape
-    mixed_BMd = shares_PBMS.new_zeros(products, lines, value_cache.shape[3])
+    mixed_BMd = shares_PBMS.new_zeros(products, lines, value_cache.pages.shape[3])
     for page, values_BSd in _gathered(value_cache, group, workspace):
         have = values_BSd.shape[0]
         if page >= group.open_pages and not torch.isfinite(values_BSd.sum()):
@@ -246,9 +278,9 @@ def _mix(shares_PBMS: Tensor, group: _Group, value_cache: Tensor, workspace: Wor
     return mixed_BMd
 
 
-def _gathered(cache: Tensor, group: _Group, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
+def _gathered(cache: _Cache, group: _Group, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
     """Page after page of all blocks that have it: (page index, float32 [B, S, d])."""
-    _, g, s, d = cache.shape
+    _, g, s, d = cache.pages.shape
     page = 0
     while page < len(group.active):
         have = group.active[page]

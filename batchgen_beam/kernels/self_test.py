@@ -143,17 +143,19 @@ def _attention(kernels: KernelSet, shape: AttentionShape, random: torch.Generato
                longest: int) -> Iterator[str]:
     """Tokens near page borders alone, in chunks that begin elsewhere, and among rows of other lengths."""
     kind = CacheKind.PAGED if shape.window is None else CacheKind.WINDOWED
-    spec = CacheSpec(name="self-test", kind=kind, shape=(shape.kv_heads, shape.size), dtype=kernels.dtype,
-                     window=shape.window)
+    keys, values = (CacheSpec(name=name, kind=kind, shape=(shape.kv_heads, shape.size), dtype=kernels.kv_dtype,
+                              window=shape.window) for name in ("k", "v"))
     pages = -(-longest // page_tokens)
-    keys, values = (kernels.allocate(spec, pages + 1, page_tokens) for _ in range(2))
-    for cache in (keys, values):
-        cache[1:] = torch.randn(cache[1:].shape, generator=random).to(cache)
+    everything = _view([range(longest)], keys.group, pages, kernels.device)
+    caches = {}
+    for spec in (keys, values):
+        caches[spec] = spec, kernels.allocate(spec, pages + 1, page_tokens)
+        kernels.append(caches[spec][1], _random(kernels, random, longest, *spec.shape), spec, everything)
     query_HD = _random(kernels, random, longest + 1, shape.heads, shape.size)
 
     def run(rows: list[range]) -> Tensor:
-        view = _view(rows, spec.group, pages, kernels.device)
-        return kernels.attention(query_HD[view.positions_T], (spec, keys), (spec, values), view, shape.size**-0.5)
+        view = _view(rows, keys.group, pages, kernels.device)
+        return kernels.attention(query_HD[view.positions_T], caches[keys], caches[values], view, shape.size**-0.5)
 
     borders = (0, 1, page_tokens - 1, page_tokens, 2 * page_tokens + 1, longest // 4 - 1, longest // 2, longest - 1)
     places = sorted({place for place in borders if 0 <= place < longest})

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from batchgen_beam.kernels import torch_sampling
 from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
+from batchgen_beam.kernels.int8_pages import check_kv_dtype, page_shape
 from batchgen_beam.kernels.memory import zeroed
-from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_to_pages, paged_attention
+from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_entries, paged_attention
 from batchgen_beam.models.dense import DenseDecoder
-from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, Scores
+from batchgen_beam.models.interface import BatchView, CacheSpec, Scores
 from batchgen_beam.models.sampling import Sampled, SamplingLines
 
 __all__ = ["TILE_ROWS", "TorchKernels"]
@@ -39,7 +40,8 @@ _PATH_OVERRIDES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUC
 
 
 class TorchKernels:
-    """Implements `models.interface.KernelSet`.  Cache layout: [pages, G, page_tokens, d].
+    """Implements `models.interface.KernelSet`.  Cache layout: [pages, G, page_tokens, d]; in int8 that of
+    `int8_pages.split_pages`.
 
     `tile_rows` None runs products over the whole batch at once and so breaks the law; only tests that show the
     self-test at work ask for it.
@@ -49,10 +51,11 @@ class TorchKernels:
     wants_zero_pages = True
 
     def __init__(self, dtype: torch.dtype, *, device: torch.device | str = "cpu",
-                 tile_rows: int | None = TILE_ROWS) -> None:
+                 tile_rows: int | None = TILE_ROWS, kv_dtype: torch.dtype | None = None) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the torch kernel set computes in float32 or bfloat16, not {dtype}")
         self.dtype = dtype
+        self.kv_dtype = check_kv_dtype(dtype, kv_dtype)
         self.device = torch.device(device)
         self.tile_rows = tile_rows
         self.recompute = "prefill" if self.device.type == "cpu" else "replay"
@@ -60,6 +63,7 @@ class TorchKernels:
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits."""
+        kept = {} if self.kv_dtype is self.dtype else {"kv_dtype": str(self.kv_dtype).removeprefix("torch.")}
         return {
             "kernels": self.name,
             "device": self.device.type,
@@ -68,6 +72,7 @@ class TorchKernels:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "dtype": str(self.dtype).removeprefix("torch."),
+            **kept,
             "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",
             "tile_rows": self.tile_rows,
             "span": SPAN,
@@ -87,11 +92,8 @@ class TorchKernels:
         return {}
 
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
-        """Zeroed pages [count, G, page_tokens, d], or state slots [count, *shape]."""
-        if spec.kind is CacheKind.STATE:
-            return zeroed((count, *spec.shape), spec.dtype, self.device)
-        heads, size = spec.shape
-        return zeroed((count, heads, page_tokens, size), spec.dtype, self.device)
+        """Zeroed pages in the layout above, or state slots [count, *shape]."""
+        return zeroed((count, *page_shape(spec, page_tokens)), spec.dtype, self.device)
 
     def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedLinear:
         """`[N_i, K]` weights stacked along N, in the run's dtype."""
@@ -122,7 +124,7 @@ class TorchKernels:
 
     def append(self, cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:
         """Write each token's entry at its position into the pages of its row."""
-        append_to_pages(cache, values_TGd, view.page_tables[spec.group], view)
+        append_entries(cache, values_TGd, spec, view)
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
                   view: BatchView, scale: float) -> Tensor:

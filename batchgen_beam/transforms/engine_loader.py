@@ -67,7 +67,7 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     torch.set_num_threads(settings.threads)
     shapes = model_shapes(model.config)
     kernels = choose_kernels(getattr(torch, settings.dtype), shapes, wanted=settings.kernels, threads=settings.threads,
-                             cache=cache)
+                             cache=cache, kv_dtype=settings.kv_dtype)
     weights = load_model(model.path, kernels)
     test = check_invariance(kernels, shapes)
     for failure in test.failures:

@@ -18,8 +18,10 @@ TEMPLATE_CLOCK = "template_clock"
 """The fact that a resumed run takes over from the output folder, so that its prompts say the same date."""
 
 
-def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, clock: str) -> Fingerprint:
-    """Facts that decide the answer of a row; `clock` counts only where the template asks for the time.
+def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: str, kv_dtype: str,
+                  clock: str) -> Fingerprint:
+    """Facts that decide the answer of a row; `clock` counts only where the template asks for the time, `kv_dtype` only
+    where it is not the arithmetic's.
 
     An `OptionError` names a default that is out of its range.
     """
@@ -38,6 +40,8 @@ def content_print(model: ModelFolder, defaults: GenerationDefaults, *, dtype: st
     }
     if template is not None and template.uses_clock:
         facts[TEMPLATE_CLOCK] = clock
+    if kv_dtype != "auto":
+        facts["kv_dtype"] = kv_dtype
     return Fingerprint.of(facts)
 
 

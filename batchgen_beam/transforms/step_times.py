@@ -33,11 +33,12 @@ STEPS = 16
 PROMPT_TOKENS = 512
 
 
-def load_timed(folder: Path, *, dtype: str, kernels: str, threads: int, cache: Path) -> tuple[Model, KernelSet]:
+def load_timed(folder: Path, *, dtype: str, kv_dtype: str, kernels: str, threads: int,
+               cache: Path) -> tuple[Model, KernelSet]:
     """A model and the kernel set that it runs on; fixes the threads of this process."""
     torch.set_num_threads(threads)
     found = choose_kernels(getattr(torch, dtype), model_shapes(load_config(str(folder))), wanted=kernels,
-                           threads=threads, cache=cache)
+                           threads=threads, cache=cache, kv_dtype=kv_dtype)
     return load_model(folder, found), found
 
 

@@ -168,6 +168,8 @@ def test_option_values(dtype: str) -> None:
     """Case B10: an unknown number format is refused by name, with the allowed ones."""
     with pytest.raises(OptionError, match=f"dtype '{dtype}' is unknown; use one of bfloat16, float32"):
         EngineSettings(dtype=dtype)
+    with pytest.raises(OptionError, match=f"kv_dtype '{dtype}' is unknown; use one of auto, int8"):
+        EngineSettings(kv_dtype=dtype)
 
 
 def test_own_config_decides(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from batchgen_beam.pipelines.options import OPTIONS, parse_options, parse_size
 from batchgen_beam.transforms.metrics import ALL_METRICS
 
 FLAGS = [
-    "--input", "--output", "--model", "--model-cache", "--model-facts", "--chat-template", "--dtype", "--kernels",
-    "--threads", "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory", "--kv-host-memory", "--max-context",
+    "--input", "--output", "--model", "--model-cache", "--model-facts", "--chat-template", "--dtype",
+    "--kv-dtype", "--kernels", "--threads", "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory",
+    "--kv-host-memory", "--max-context",
     "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--eos-ids", "--id-column",
     "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns",
     "--accelerator", "--worker-ram", "--lanes", "--rounds", "--limit", "--allow-failures", "--retry-failed",
@@ -61,6 +62,7 @@ def test_flags_mix_with_beams_own() -> None:
     (["--mod=x"], "--mod=x"),
     (["stray"], "stray"),
     (["--dtype=fp8"], r"--dtype: 'fp8' is unknown; use one of bfloat16, float32"),
+    (["--kv-dtype=bfloat16"], r"--kv-dtype: 'bfloat16' is unknown; use one of auto, int8"),
     (["--kv-memory=2XiB"], r"--kv-memory: '2XiB' is no size"),
     (["--max-rows=many"], r"--max-rows: 'many' is no integer"),
     (["--eos-ids=2,end"], r"--eos-ids: 'end' is no integer"),

@@ -24,9 +24,9 @@ from tests.kernels.sets import NATIVE, native
 CONTEXT = 1600
 
 
-def native_kernels(dtype: torch.dtype) -> NativeKernels:
-    """The highest path of this machine, on two threads."""
-    return native(dtype, [path for found, path in NATIVE if found is dtype][-1], 2)
+def native_kernels(dtype: torch.dtype, *, threads: int = 2, kv_dtype: torch.dtype | None = None) -> NativeKernels:
+    """The highest path of this machine."""
+    return native(dtype, [path for found, path in NATIVE if found is dtype][-1], threads, kv_dtype=kv_dtype)
 
 
 def tiny_llama(kernels: KernelSet) -> LlamaModel:

@@ -83,6 +83,37 @@ def test_rebuilt_after_every_event(kernels: str) -> None:
     assert all(bits == reference for bits in runs)
 
 
+def tiny_int8(kernels: str, *, threads: int = 2) -> Law:
+    """Six rows of the tiny Llama, one of them long, with keys and values kept as int8."""
+    found = (TorchKernels(torch.float32, kv_dtype=torch.int8) if kernels == "torch" else
+             native_kernels(torch.float32, threads=threads, kv_dtype=torch.int8))
+    return tiny_law(6, longest=200, new_tokens=70, kernels=found)
+
+
+@SETS
+@SLOW
+def test_tiny_llama_with_int8_pages(kernels: str) -> None:
+    """Rows whose keys and values are kept as int8: the same bits alone, batched, in chunks, shuffled and in lanes."""
+    hold(tiny_int8(kernels))
+
+
+@SETS
+@SLOW
+def test_tiny_llama_with_int8_pages_held_and_evicted(kernels: str) -> None:
+    """Pages of int8 go to the host tier and back, are computed anew and shared, and change no bit."""
+    hold_churned(tiny_int8(kernels), pages=24, host_pages=16)
+
+
+@NEEDS_NATIVE
+@SLOW
+def test_int8_pages_on_any_number_of_threads() -> None:
+    """One thread, two, three: the same bits, which are not those of rows kept in float32."""
+    reference = tiny_int8("native", threads=1).batched(6)
+    for threads in (2, 3):
+        assert tiny_int8("native", threads=threads).batched(6) == reference
+    assert tiny("native", 6, longest=200, new_tokens=70).batched(6) != reference
+
+
 @SETS
 @SLOW
 @pytest.mark.smollm2

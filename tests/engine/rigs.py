@@ -33,7 +33,7 @@ def fake_model(kind: str = "paged", *, context: int = 1024, layers: int = 2, win
 def kv_bytes(model: Model, pages: int) -> int:
     """KV memory that buys `pages` usable pages of a model with one paged group."""
     specs = [spec for layer in model.layers for spec in layer.cache_spec()]
-    return pages * 64 * sum(spec.dtype.itemsize * torch.Size(spec.shape).numel() for spec in specs)
+    return pages * 64 * sum(spec.item_bytes for spec in specs)
 
 
 def engine(model: Model | None = None, *, facts: EngineFacts = FACTS, schedule: Callable[[Snapshot], Plan] = schedule,

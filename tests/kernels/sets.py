@@ -13,17 +13,17 @@ from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EMULATED", "EVERY_SET", "FLOAT32_SETS", "NATIVE", "NEEDS_NATIVE",
-           "NOT_SANITIZED", "SAMPLERS", "MakeKernels", "native"]
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EMULATED", "EVERY_SET", "FLOAT32_SETS", "INT8_SETS", "NATIVE",
+           "NEEDS_NATIVE", "NOT_SANITIZED", "SAMPLERS", "MakeKernels", "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 MakeKernels = Callable[[], KernelSet]
 
 
-def native(dtype: torch.dtype, path: str, threads: int = 1) -> NativeKernels:
+def native(dtype: torch.dtype, path: str, threads: int = 1, *, kv_dtype: torch.dtype | None = None) -> NativeKernels:
     """The native set on one path."""
-    return NativeKernels(dtype, path, threads)
+    return NativeKernels(dtype, path, threads, kv_dtype=kv_dtype)
 
 
 NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
@@ -46,7 +46,15 @@ _ALL = [(dtype, f"torch-{_name(dtype)}", lambda dtype=dtype: TorchKernels(dtype)
 _ALL += [(dtype, f"{path}-{_name(dtype)}", lambda dtype=dtype, path=path: native(dtype, path))
          for dtype, path in NATIVE]
 
-EVERY_SET = [pytest.param(make, id=name) for _, name, make in _ALL]
+_INT8 = [(f"torch-{_name(dtype)}-int8", lambda dtype=dtype: TorchKernels(dtype, kv_dtype=torch.int8))
+         for dtype in DTYPES]
+_INT8 += [(f"{path}-{_name(dtype)}-int8", lambda dtype=dtype, path=path: native(dtype, path, kv_dtype=torch.int8))
+          for dtype, path in NATIVE]
+
+INT8_SETS = [pytest.param(make, id=name) for name, make in _INT8]
+"""The same sets with keys and values kept as int8."""
+
+EVERY_SET = [pytest.param(make, id=name) for _, name, make in _ALL] + INT8_SETS
 FLOAT32_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.float32]
 BFLOAT16_SETS = [pytest.param(make, id=name) for dtype, name, make in _ALL if dtype is torch.bfloat16]
 

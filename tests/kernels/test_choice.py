@@ -58,6 +58,18 @@ def test_a_model_that_does_not_fit_runs_on_torch(tmp_path: Path, caplog: pytest.
         chosen(tmp_path, model, wanted="native")
 
 
+def test_keys_and_values_are_kept_as_the_flag_says(tmp_path: Path) -> None:
+    """By either set; a model without keys and values can't keep them as int8."""
+    for wanted in ("native", "torch"):
+        for kv_dtype, kept in (("auto", torch.bfloat16), ("int8", torch.int8)):
+            kernels = choose_kernels(torch.bfloat16, shapes(), wanted=wanted, threads=2, cache=tmp_path,
+                                     kv_dtype=kv_dtype, environment={})
+            assert (kernels.name, kernels.kv_dtype) == (wanted, kept)
+    none = ModelShapes(linear=(), head=(9, 9), norms=(), activations=(), attention=())
+    with pytest.raises(OptionError, match="--kv-dtype=int8: the model keeps no keys and values"):
+        choose_kernels(torch.bfloat16, none, wanted="auto", threads=2, cache=tmp_path, kv_dtype="int8")
+
+
 def test_without_the_library_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without a compiler: torch, or a refusal that says what to do."""
     monkeypatch.setattr(choice, "library", lambda: None)

@@ -240,12 +240,13 @@ def test_choices_are_the_samplers() -> None:
 
 
 @EACH
-def test_the_self_test_passes(dtype: torch.dtype, path: str) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["", "int8"])
+def test_the_self_test_passes(dtype: torch.dtype, path: str, kv_dtype: torch.dtype | None) -> None:
     """Every operation keeps the law on the shapes of a model, windows included."""
     shapes = ModelShapes(linear=((192, 1536), (576, 192)), head=(4099, 192), norms=(192,), activations=(288,),
                          attention=(AttentionShape(heads=6, kv_heads=2, size=32),
                                     AttentionShape(heads=6, kv_heads=2, size=32, window=100)))
-    assert check_invariance(native(dtype, path, 2), shapes, longest=1024).failures == ()
+    assert check_invariance(native(dtype, path, 2, kv_dtype=kv_dtype), shapes, longest=1024).failures == ()
 
 
 def pages_of_text(model: object, kernels: NativeKernels) -> Tensor:
@@ -261,13 +262,15 @@ def pages_of_text(model: object, kernels: NativeKernels) -> Tensor:
 
 
 @EACH
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["", "int8"])
 @pytest.mark.parametrize("tiny", [TINIES["plain"], ODD, WIDE], ids=["plain", "odd", "wide"])
-def test_fused_and_one_by_one_give_the_same_bits(dtype: torch.dtype, path: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_fused_and_one_by_one_give_the_same_bits(dtype: torch.dtype, path: str, kv_dtype: torch.dtype | None,
+                                                 tiny: Tiny, tmp_path: Path) -> None:
     """One call for the whole pass, and its operations one by one; one thread, two, three."""
     make_reference(tiny, tmp_path / "model")
     results = []
     for threads in (1, 2, 3):
-        kernels = native(dtype, path, threads)
+        kernels = native(dtype, path, threads, kv_dtype=kv_dtype)
         model = load_model(tmp_path / "model", kernels)
         results.append(pages_of_text(model, kernels))
     model.forward = lambda batch: run_layers(model, batch)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from batchgen_beam.kernels.int8_pages import quantise, widen
 from batchgen_beam.kernels.paged_attention import query_block
 from batchgen_beam.models.interface import CacheKind, CacheSpec
 from tests.kernels.sets import BFLOAT16_SETS, EVERY_SET, FLOAT32_SETS, MakeKernels
@@ -22,22 +23,31 @@ class Rows:
     """Rows with queries, keys and values of every position, and their filled caches."""
 
     def __init__(self, make: MakeKernels, *, window: int | None = None, contexts: list[int] = CONTEXTS, heads: int = 9,
-                 kv_heads: int = 3, size: int = 64) -> None:
+                 kv_heads: int = 3, size: int = 64, entries: tuple[list[Tensor], list[Tensor]] | None = None) -> None:
+        """`entries` are the keys and values, random if there are none; where a set keeps them as int8, `keys` and
+        `values` are what it reads back."""
         generator = torch.Generator().manual_seed(5)
         kind = CacheKind.PAGED if window is None else CacheKind.WINDOWED
         self.kernels = make()
         dtype = self.kernels.dtype
         self.spec, self.value_spec = (
-            CacheSpec(name=name, kind=kind, shape=(kv_heads, size), dtype=dtype, window=window) for name in ("k", "v"))
+            CacheSpec(name=name, kind=kind, shape=(kv_heads, size), dtype=self.kernels.kv_dtype, window=window)
+            for name in ("k", "v"))
         self.table = tables(contexts, generator)
-        self.queries, self.keys, self.values = (
+        self.queries, *drawn = (
             [(2 * torch.randn(n, h, size, generator=generator)).to(dtype) for n in contexts]
             for h in (heads, kv_heads, kv_heads))
+        self.given_keys, self.given_values = entries or drawn
+        self.keys, self.values = ([self.kept(part) for part in given] for given in (self.given_keys, self.given_values))
         pages = int(self.table.max()) + 1
         self.key_cache, self.value_cache = (self.kernels.allocate(self.spec, pages, PAGE) for _ in range(2))
         everything = view([range(n) for n in contexts], self.table, self.spec.group)
-        self.kernels.append(self.key_cache, torch.cat(self.keys), self.spec, everything)
-        self.kernels.append(self.value_cache, torch.cat(self.values), self.value_spec, everything)
+        self.kernels.append(self.key_cache, torch.cat(self.given_keys), self.spec, everything)
+        self.kernels.append(self.value_cache, torch.cat(self.given_values), self.value_spec, everything)
+
+    def kept(self, entries: Tensor) -> Tensor:
+        """What the set reads back of these entries."""
+        return widen(quantise(entries), self.kernels.dtype) if self.spec.is_scaled else entries
 
     def attend(self, parts: dict[int, range], table: Tensor | None = None) -> dict[int, Tensor]:
         """Attention of these positions of these rows in one batch, by row."""

@@ -38,9 +38,10 @@ class ChattyProducts(TorchKernels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_torch_set_passes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["", "int8"])
+def test_the_torch_set_passes(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
     """On this machine, with this torch and thread count, every operation keeps the law."""
-    result = check_invariance(TorchKernels(dtype), SHAPES, longest=1024)
+    result = check_invariance(TorchKernels(dtype, kv_dtype=kv_dtype), SHAPES, longest=1024)
     assert result.failures == ()
     assert result.deterministic
 

@@ -110,6 +110,18 @@ def test_a_finished_run_computes_nothing_again(
     assert "of these 21 by earlier runs: 21 in 1 units that stay as they are, 0 from the journal" in said.out
 
 
+def test_another_kv_dtype_is_refused_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers of other bits do not mix in one folder; a model without keys and values does not take the setting."""
+    write_rows(tmp_path / "a.parquet", questions(3))
+    flags = run_flags(tmp_path / "a.parquet", tmp_path / "out", model)
+    assert main(flags) == OK
+    capsys.readouterr()
+    assert main([*flags, "--kv-dtype=int8"]) == USER_ERROR
+    assert "kv_dtype: None -> int8" in capsys.readouterr().err
+    assert main([*flags, f"--output={tmp_path / 'other'}", "--kv-dtype=int8"]) == USER_ERROR
+    assert "--kv-dtype=int8: the model keeps no keys and values" in capsys.readouterr().err
+
+
 def test_lost_files_come_back_from_the_journal(model: Path, tmp_path: Path) -> None:
     """All results are deleted: they are published again, bit for bit, and no engine is loaded."""
     write_rows(tmp_path / "a.parquet", questions(30), row_group_size=10)

@@ -19,11 +19,13 @@ from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print, numer
 DAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-def _print(folder: Path, *, dtype: str = "float32", clock: datetime = DAY, template: Path | None = None,
-           max_context: int | None = None, eos_ids: tuple[int, ...] | None = None, **defaults: float) -> Fingerprint:
+def _print(folder: Path, *, dtype: str = "float32", kv_dtype: str = "auto", clock: datetime = DAY,
+           template: Path | None = None, max_context: int | None = None, eos_ids: tuple[int, ...] | None = None,
+           **defaults: float) -> Fingerprint:
     own = None if template is None else TemplateText.of_file(template)
     model = ModelFolder.open(folder, template=own, clock=clock, max_context=max_context, eos_ids=eos_ids)
-    return content_print(model, GenerationDefaults(**defaults), dtype=dtype, clock=clock.date().isoformat())
+    return content_print(model, GenerationDefaults(**defaults), dtype=dtype, kv_dtype=kv_dtype,
+                         clock=clock.date().isoformat())
 
 
 def test_the_same_model_elsewhere_is_the_same_content(tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_each_thing_that_decides_answers_changes_the_print(tmp_path: Path) -> No
     changes = {
         "model_config": _print(other), "template": _print(folder, template=template),
         "context_limit": _print(folder, max_context=100), "eos_ids": _print(folder, eos_ids=(3, 2)),
-        "dtype": _print(folder, dtype="bfloat16"),
+        "dtype": _print(folder, dtype="bfloat16"), "kv_dtype": _print(folder, kv_dtype="int8"),
         **{name: _print(folder, **{name: value}) for name, value in (
             ("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("seed", 1), ("max_tokens", 7), ("logprobs", 2))},
     }

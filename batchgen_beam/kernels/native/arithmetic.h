@@ -2,7 +2,8 @@
 //
 // Owns the memory forms that all paths share.  Activations are rows of bfloat16 or float32, K consecutive values.
 // A weight is a list of panels of 32 outputs: [K / pair][32][pair], pair = 2 for bfloat16, 1 for float32; outputs and
-// inputs beyond the matrix are zero.  A KV page of one head holds keys as [d / pair][64][pair] and values as [64][d].
+// inputs beyond the matrix are zero.  A KV page of one head holds keys as [d / pair][64][pair] and values as [64][d]; one
+// of int8 has a float32 scale for each token behind them.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ struct Queries {
   const int64_t* pages;    // the row's page table
   const void* keys;        // page 0 of this KV head
   const void* values;
-  int64_t page_stride;     // elements from a page to the next one, the same for keys and values
+  int64_t page_stride;     // bytes from a page to the next one, the same for keys and values
   int64_t window;          // 0: sees all
   float scale;             // > 0
   const void* next;        // keys that will be needed after these
@@ -69,6 +70,11 @@ struct Arithmetic {
   void (*put_key)(const void* x, int64_t size, void* page, int64_t slot);
   void (*attend)(const Queries& queries, void* scratch);
 
+  // The same for pages of int8: see path_int8.h.
+  void (*put_key_int8)(const void* x, int64_t size, void* page, int64_t slot);
+  void (*put_value_int8)(const void* x, int64_t size, void* page, int64_t slot);
+  void (*attend_int8)(const Queries& queries, void* scratch);
+
   // Sampling: see path_logits.h.
   float (*peak)(const float* x, int count, bool* finite);
   double (*mass)(const float* x, int count, float top, float temperature);
@@ -83,6 +89,9 @@ inline int64_t panel_bytes(const Arithmetic& a, int64_t inputs) {
 
 // Bytes of scratch that `attend` needs for so many lines of so many values.
 inline size_t attend_scratch(int64_t lines, int64_t size) { return lines * (size * 4 + 80) + SCORES * PAGE * 4; }
+
+// Bytes that `attend_int8` needs besides: keys and values of one page, widened.
+inline size_t widened_scratch(const Arithmetic& a, int64_t size) { return 2 * PAGE * size * a.item + 64; }
 
 const Arithmetic* avx2_arithmetic(bool half);
 const Arithmetic* avx512_arithmetic(bool half);

@@ -109,6 +109,11 @@ void multiply_gated(const Arithmetic& a, const void* x, const bg_weight& gate, c
 
 // --- attention --------------------------------------------------------------------------------------------------------
 
+// Bytes of one page of one KV head.
+int64_t page_bytes(const Arithmetic& a, const bg_attention_shape& shape) {
+  return PAGE * (shape.int8_pages ? shape.size + static_cast<int64_t>(sizeof(float)) : shape.size * a.item);
+}
+
 // Consecutive tokens of one row.
 struct Block {
   int64_t row, token, count;
@@ -145,7 +150,8 @@ struct Attention {
 
   size_t scratch() const {
     const int64_t heads = shape.heads / shape.kv_heads;
-    return attend_scratch(std::max(QUERY_LINES, heads), shape.size);
+    return attend_scratch(std::max(QUERY_LINES, heads), shape.size) +
+           (shape.int8_pages ? widened_scratch(a, shape.size) : 0);
   }
 
   void run(int64_t task, const void* q, int64_t stride, const bg_cache& cache, void* out, void* scratch) const {
@@ -159,19 +165,20 @@ struct Attention {
   // The first page of a unit's keys.
   const void* first_keys(int64_t unit, const bg_cache& cache) const {
     const int64_t page = pages(queries[unit / shape.kv_heads])[0];
-    return at(cache.keys, (page * shape.kv_heads + unit % shape.kv_heads) * PAGE * shape.size * a.item);
+    return at(cache.keys, (page * shape.kv_heads + unit % shape.kv_heads) * page_bytes(a, shape));
   }
 
   void attend(int64_t unit, const void* q, int64_t stride, const bg_cache& cache, void* out, void* scratch) const {
     const Block& block = queries[unit / shape.kv_heads];
     const int64_t kv_head = unit % shape.kv_heads, heads = shape.heads / shape.kv_heads;
     const int64_t column = kv_head * heads * shape.size, width = shape.heads * shape.size;
-    const int64_t page = PAGE * shape.size * a.item * kv_head;
-    a.attend({at(q, (block.token * stride + column) * a.item), at(out, (block.token * width + column) * a.item), stride,
-              width, static_cast<int>(block.count), static_cast<int>(heads), shape.size, batch.positions[block.token],
-              pages(block), at(cache.keys, page), at(cache.values, page), PAGE * shape.size * shape.kv_heads,
-              shape.window, shape.scale, unit + 1 < units() ? first_keys(unit + 1, cache) : nullptr},
-             scratch);
+    const int64_t page = page_bytes(a, shape);
+    const auto attend = shape.int8_pages ? a.attend_int8 : a.attend;
+    attend({at(q, (block.token * stride + column) * a.item), at(out, (block.token * width + column) * a.item), stride,
+            width, static_cast<int>(block.count), static_cast<int>(heads), shape.size, batch.positions[block.token],
+            pages(block), at(cache.keys, page * kv_head), at(cache.values, page * kv_head), page * shape.kv_heads,
+            shape.window, shape.scale, unit + 1 < units() ? first_keys(unit + 1, cache) : nullptr},
+           scratch);
   }
 };
 
@@ -187,22 +194,27 @@ std::vector<int64_t> rows_of(const bg_batch& batch) {
 void* page_of(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
               int64_t kv_head, void* cache) {
   const int64_t page = batch.page_table[row * batch.table_width + batch.positions[token] / PAGE];
-  return at(cache, (page * shape.kv_heads + kv_head) * PAGE * shape.size * a.item);
+  return at(cache, (page * shape.kv_heads + kv_head) * page_bytes(a, shape));
 }
 
 void append_key(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
                 const void* x, void* cache) {
+  const auto put = shape.int8_pages ? a.put_key_int8 : a.put_key;
   for (int64_t head = 0; head < shape.kv_heads; head++)
-    a.put_key(at(x, head * shape.size * a.item), shape.size, page_of(a, batch, shape, row, token, head, cache),
-              batch.positions[token] % PAGE);
+    put(at(x, head * shape.size * a.item), shape.size, page_of(a, batch, shape, row, token, head, cache),
+        batch.positions[token] % PAGE);
 }
 
 void append_value(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row,
                   int64_t token, const void* x, void* cache) {
-  const int64_t bytes = shape.size * a.item;
-  for (int64_t head = 0; head < shape.kv_heads; head++)
-    std::memcpy(at(page_of(a, batch, shape, row, token, head, cache), batch.positions[token] % PAGE * bytes),
-                at(x, head * bytes), bytes);
+  const int64_t bytes = shape.size * a.item, slot = batch.positions[token] % PAGE;
+  for (int64_t head = 0; head < shape.kv_heads; head++) {
+    void* page = page_of(a, batch, shape, row, token, head, cache);
+    if (shape.int8_pages)
+      a.put_value_int8(at(x, head * bytes), shape.size, page, slot);
+    else
+      std::memcpy(at(page, slot * bytes), at(x, head * bytes), bytes);
+  }
 }
 
 // --- head -------------------------------------------------------------------------------------------------------------

@@ -29,11 +29,12 @@ struct bg_batch {
 
 struct bg_cache {
   void* keys;                 // [pages, kv heads, size / pair, 64, pair]
-  void* values;               // [pages, kv heads, 64, size]
+  void* values;               // [pages, kv heads, 64, size]; of int8, each head's 64 scales follow its codes in both
 };
 
 struct bg_attention_shape {
   int64_t heads, kv_heads, size, window;  // window 0: sees all
+  int64_t int8_pages;         // 1: caches are of int8 with scales; 0: of the values' own type
   float scale;
 };
 

@@ -18,7 +18,7 @@ using namespace batchgen;
 
 namespace {
 
-constexpr int INTERFACE = 3;
+constexpr int INTERFACE = 4;
 
 // Where it is not DONE, no work was.
 enum Status { DONE, NO_MEMORY, NO_THREAD };

@@ -355,7 +355,8 @@ void attend_lines(const Queries& of, int first, int count, int64_t page, const N
   }
 }
 
-template <class S> void attend(const Queries& of, void* scratch) {
+// `open(at, ahead)` gives the page that begins `at` bytes behind page 0, `ahead` the next one or below 0 after the last.
+template <class S, class Open> void attend_pages(const Queries& of, void* scratch, Open open) {
   constexpr int L = Dot<S>::LINES;
   const int count = of.tokens * of.heads;
   float* scores = static_cast<float*>(scratch);
@@ -363,16 +364,12 @@ template <class S> void attend(const Queries& of, void* scratch) {
   Line* lines = reinterpret_cast<Line*>(sums + count * (of.size + LANES));
   clear(sums, count * (of.size + LANES));
   for (int l = 0; l < count; l++) lines[l] = {LOWEST, sums + l * (of.size + LANES)};
-  const S* keys = static_cast<const S*>(of.keys);
-  const S* values = static_cast<const S*>(of.values);
   const int64_t seen = of.window && of.position >= of.window ? of.position - of.window + 1 : 0;
   const int64_t last = (of.position + of.tokens - 1) / PAGE;
   for (int64_t page = seen / PAGE; page <= last; page++) {
-    const int64_t at = of.pages[page] * of.page_stride;
-    const S* next = page < last ? keys + of.pages[page + 1] * of.page_stride : static_cast<const S*>(of.next);
-    for (int first = 0; first < count; first += L)
-      attend_lines<S, L>(of, first, count - first < L ? count - first : L, page,
-                         {keys + at, values + at, next, first == 0}, scores, lines);
+    Near<S> near = open(of.pages[page] * of.page_stride, page < last ? of.pages[page + 1] * of.page_stride : -1);
+    for (int first = 0; first < count; first += L, near.fresh = false)
+      attend_lines<S, L>(of, first, count - first < L ? count - first : L, page, near, scores, lines);
   }
   for (int l = 0; l < count; l++) {
     S* out = static_cast<S*>(of.out) + l / of.heads * of.out_stride + l % of.heads * of.size;
@@ -381,8 +378,19 @@ template <class S> void attend(const Queries& of, void* scratch) {
   }
 }
 
+inline const void* behind(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+
+template <class S> void attend(const Queries& of, void* scratch) {
+  attend_pages<S>(of, scratch, [&](int64_t at, int64_t ahead) -> Near<S> {
+    const void* next = ahead < 0 ? of.next : behind(of.keys, ahead);
+    return {static_cast<const S*>(behind(of.keys, at)), static_cast<const S*>(behind(of.values, at)),
+            static_cast<const S*>(next), true};
+  });
+}
+
 }  // namespace
 
+#include "path_int8.h"
 #include "path_logits.h"
 
 namespace {
@@ -391,6 +399,7 @@ template <class S> const Arithmetic* arithmetic() {
   static const Arithmetic table = {
       Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, best,
       norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>,
+      put_key_int8<S>, put_value_int8<S>, attend_int8<S>,
       peak,         mass,      weights,                   gather};
   return &table;
 }

@@ -103,6 +103,17 @@ inline Vec as_half(Vec x) {
   return _mm256_castsi256_ps(_mm256_and_si256(rounded_bits(x), _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
+inline Vec load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// Round to nearest, ties to even; every value is in [-127, 127].
+inline void store(int8_t* p, Vec x) {
+  const Bits whole = _mm256_cvtps_epi32(x);
+  const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(packed, packed));
+}
+
 // The first and the second of 8 pairs of bfloat16, each pair in 32 bits.
 inline Vec first_of_pairs(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));

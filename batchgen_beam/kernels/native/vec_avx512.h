@@ -104,6 +104,15 @@ inline Vec as_half(Vec x) {
 }
 #endif
 
+inline Vec load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// Round to nearest, ties to even; every value is in [-127, 127].
+inline void store(int8_t* p, Vec x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
 // The first and the second of 16 pairs of bfloat16, each pair in 32 bits.
 inline Vec first_of_pairs(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
