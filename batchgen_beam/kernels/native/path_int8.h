@@ -58,38 +58,42 @@ template <class S> void put_value_int8(const void* x, int64_t size, void* page, 
   scales_of(page, size)[slot] = step;
 }
 
-// [size / pair][64][pair]: a line of codes has one scale for each token.
-template <class S> void widen_keys(const int8_t* page, int64_t size, S* out) {
+// [size / pair][64][pair]: a line of codes has one scale for each token.  Meanwhile `ahead`, a page of the same size, is
+// brought near; null: nothing is.
+template <class S> void widen_keys(const int8_t* page, int64_t size, S* out, const int8_t* ahead) {
   constexpr int LINE_CODES = PAGE * PAIR<S>;
   const float* scales = scales_of(page, size);
   alignas(64) float factors[LINE_CODES];
   for (int c = 0; c < LINE_CODES; c++) factors[c] = scales[c / PAIR<S>];
-  for (int64_t i = 0; i < size; i += PAIR<S>, page += LINE_CODES, out += LINE_CODES)
+  for (int64_t at = 0; at < PAGE * size; at += LINE_CODES) {
+    if (ahead) fetch(ahead + at, LINE_CODES);
 #pragma GCC unroll 8
-    for (int c = 0; c < LINE_CODES; c += LANES) store(out + c, mul(load(page + c), load(factors + c)));
+    for (int c = 0; c < LINE_CODES; c += LANES) store(out + at + c, mul(load(page + at + c), load(factors + c)));
+  }
+  if (ahead) fetch(ahead + PAGE * size, PAGE * sizeof(float));
 }
 
-// [64][size]
-template <class S> void widen_values(const int8_t* page, int64_t size, S* out) {
+// [64][size]; `ahead` is as in `widen_keys`.
+template <class S> void widen_values(const int8_t* page, int64_t size, S* out, const int8_t* ahead) {
   const float* scales = scales_of(page, size);
   for (int t = 0; t < PAGE; t++) {
     const Vec factor = set1(scales[t]);
-    for (int64_t d = 0; d < size; d += LANES, page += LANES, out += LANES) store(out, mul(load(page), factor));
+    if (ahead) fetch(ahead + t * size, size);
+    for (int64_t at = t * size; at < (t + 1) * size; at += LANES) store(out + at, mul(load(page + at), factor));
   }
+  if (ahead) fetch(ahead + PAGE * size, PAGE * sizeof(float));
 }
 
 // Each page is widened once for all lines, while the one that comes after it is brought near.
 template <class S> void attend_int8(const Queries& of, void* scratch) {
-  const int64_t count = PAGE * of.size, bytes = PAGE * (of.size + static_cast<int64_t>(sizeof(float)));
+  const int64_t count = PAGE * of.size;
   S* keys = reinterpret_cast<S*>((reinterpret_cast<uintptr_t>(scratch) + LINE - 1) / LINE * LINE);
   S* values = keys + count;
   attend_pages<S>(of, values + count, [&](int64_t at, int64_t ahead) -> Near<S> {
-    const void* value_page = behind(of.values, at);
+    const int8_t* value_page = static_cast<const int8_t*>(behind(of.values, at));
     const void* next = ahead < 0 ? of.next : behind(of.keys, ahead);
-    fetch(value_page, bytes);
-    widen_keys(static_cast<const int8_t*>(behind(of.keys, at)), of.size, keys);
-    if (next) fetch(next, bytes);
-    widen_values(static_cast<const int8_t*>(value_page), of.size, values);
+    widen_keys(static_cast<const int8_t*>(behind(of.keys, at)), of.size, keys, value_page);
+    widen_values(value_page, of.size, values, static_cast<const int8_t*>(next));
     return {keys, values, nullptr, false};
   });
 }
