@@ -22,6 +22,7 @@ constexpr int64_t LINES = 8;              // tokens of one task that goes token 
 constexpr int64_t TASKS = 8;              // of one thread in one phase of attention, where there is enough to do
 constexpr int64_t MOST_UNITS = 24;        // of one such task
 constexpr int64_t QUERY_LINES = 48;       // of one attention task: a page is in the nearest cache for all of them
+constexpr int64_t MEMORY_PAGE = 4096;     // bytes
 
 int64_t blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
@@ -333,6 +334,8 @@ class Pass {
 
   void run(Team& team, int thread) {
     Laps lap(thread ? nullptr : seconds_);
+    team.each(d_.layer_count, thread, [&](int64_t layer, int) { touch(caches_[layer]); });
+    lap(BG_APPEND);
     if (tokens_ >= OWN_ROWS * team.threads())
       layers_by_rows(team, thread, lap);
     else
@@ -468,6 +471,19 @@ class Pass {
         out = at(out, weight.outputs * a_.item);
       }
     });
+  }
+
+  // Write to the pages that begin with this batch, so that the system hands out their memory now, to all threads alike:
+  // while one thread waits for memory within a layer, the others would wait for it.
+  void touch(const bg_cache& cache) {
+    const int64_t bytes = shape_.kv_heads * page_bytes(a_, shape_);
+    for (int64_t t = 0; t < tokens_; t++) {
+      if (b_.positions[t] % PAGE) continue;
+      for (int64_t i = 0; i < bytes; i += MEMORY_PAGE) {
+        static_cast<volatile char*>(page_of(a_, b_, shape_, row_[t], t, 0, cache.keys))[i] = 0;
+        static_cast<volatile char*>(page_of(a_, b_, shape_, row_[t], t, 0, cache.values))[i] = 0;
+      }
+    }
   }
 
   // Rotate queries and keys in place and put keys and values into their pages.
