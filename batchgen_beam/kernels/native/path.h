@@ -285,9 +285,9 @@ void take_page(const float* scores, float peak, float scale, int64_t size, Share
   const Vec base = set1(line.peak == LOWEST ? 0.f : line.peak);
   Vec total = load(line.sums + size);
   for (int t = 0; t < PAGE; t += LANES) {
-    const Vec share = rounded<Share<S>>(power(mul(sub(load(scores + t), base), set1(scale))));
+    const Vec share = power(mul(sub(load(scores + t), base), set1(scale)));
     store(shares + t, share);
-    total = add(total, share);
+    total = add(total, rounded<Share<S>>(share));
   }
   store(line.sums + size, total);
 }
