@@ -31,6 +31,7 @@ void* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
 struct alignas(64) Tile {
   float value[MOST_ROWS * PANEL];
+  char between[64];  // tiles that follow each other don't compete for the same lines of a cache
 };
 
 // The rows of one chunk in as few blocks as a path allows, all but the last of one size: `use(first row, rows)`.
