@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from batchgen_beam.errors import OptionError
-from batchgen_beam.kernels.native_library import HALF_PATHS, PATHS, arithmetic, library
+from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic, library
 from batchgen_beam.kernels.native_set import HEAD_MULTIPLE, KERNELS_VERSION, NativeKernels
 from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
@@ -35,9 +35,6 @@ ISA = "BATCHGEN_ISA"
 
 _TIMED = ("avx512", "avx512_bf16")
 """Paths of which neither is always the faster one: the pair instruction is fast on some processors only."""
-
-_ON_REQUEST = ("amx_bf16",)
-"""Paths that no machine has run yet: the environment has to ask for them."""
 
 _ROUNDS = 7
 
@@ -81,16 +78,17 @@ def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:
     return None
 
 
-def _paths(dtype: torch.dtype) -> list[str]:
-    """What this machine can run, the highest last."""
-    return [path for path in PATHS if arithmetic(path, half=dtype is torch.bfloat16) is not None]
+def _paths(dtype: torch.dtype, asked: str = "") -> list[str]:
+    """What this machine can run, the highest last; of the paths on request only the one that is `asked` for."""
+    return [path for path in PATHS if (path == asked or path not in ON_REQUEST_PATHS)
+            and arithmetic(path, half=dtype is torch.bfloat16) is not None]
 
 
 def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
     path = environment.get(ISA)
     if not path:
         return None
-    found = _paths(dtype)
+    found = _paths(dtype, path)
     other_dtype = dtype is torch.float32 and path in HALF_PATHS  # such a run takes its own highest path
     if path not in PATHS or (found and path not in found and not other_dtype):
         raise OptionError(f"{ISA}={path} is no instruction path of this machine; for {dtype} it has "
@@ -100,7 +98,7 @@ def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
 
 def _path(dtype: torch.dtype, cache: Path) -> str:
     """The highest path, or what the timing said of the two that have to be timed."""
-    found = [path for path in _paths(dtype) if path not in _ON_REQUEST]
+    found = _paths(dtype)
     if not set(_TIMED) <= set(found):
         return found[-1]
     place = cache / f"kernel-path-{_machine()}.json"
