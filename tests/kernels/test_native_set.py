@@ -22,7 +22,7 @@ from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, Grou
 from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 from batchgen_beam.weights.loader import load_model
-from tests.kernels.sets import EMULATED, NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
+from tests.kernels.sets import EMULATED, HIGHEST, NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
 from tests.kernels.test_torch_set import ULP, normal, rows_agree
 from tests.kernels.views import PAGE, tables, view
 from tests.models.paged import PagedRun, greedy
@@ -222,8 +222,8 @@ def test_a_row_scores_the_same_in_any_company(dtype: torch.dtype, path: str) -> 
 
 def test_choices_are_the_samplers() -> None:
     """Greedy rows without logits, and rows that are sampled or list alternatives, each as if alone."""
-    dtype, path = NATIVE[-1]
-    kernels = native(dtype, path)
+    dtype = torch.bfloat16
+    kernels = native(dtype, HIGHEST[dtype])
     x, weight = normal(6, 64, dtype=dtype), normal(500, 64, seed=1, dtype=dtype)
     lines = SamplingLines.allocate(6)
     for i in range(6):
@@ -353,7 +353,7 @@ def test_threads_that_can_not_be_had_are_an_error() -> None:
 
 def test_bad_shapes_are_refused_by_name() -> None:
     """What no path can compute: heads that fill no vector, odd inputs in bfloat16, foreign dtypes, unknown paths."""
-    dtype, path = NATIVE[-1]
+    dtype, path = torch.bfloat16, HIGHEST[torch.bfloat16]
     with pytest.raises(ValueError, match="multiple of 16 values, not 24"):
         native(dtype, path).fits(24)
     with pytest.raises(ValueError, match="even number of inputs, not 7"):
