@@ -12,10 +12,10 @@ from torch import Tensor
 
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
-from batchgen_beam.text.tokenizer import Tokenizer
 from batchgen_beam.weights.loader import load_model
 from tests.kernels.sets import EMULATED, HIGHEST, NATIVE, NEEDS_NATIVE, native
 from tests.models.paged import PagedRun
+from tests.models.texts import text_ids
 from tests.models.tiny_llama import Tiny, make_reference
 
 LOG = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ PAGE = 64
 EACH = pytest.mark.parametrize(("dtype", "path"), NATIVE + EMULATED)
 SHAPES = [(64, 3, 1, 331), (80, 9, 3, 343), (96, 2, 2, 517), (128, 5, 1, 337), (256, 3, 3, 349), (64, 10, 2, 515)]
 """Head size, heads, KV heads, vocabulary."""
-TEXT = Path(__file__).parents[2] / "README.md"
 
 
 def logits_of(folder: Path, kernels: KernelSet, ids: list[int]) -> Iterator[Tensor]:
@@ -47,8 +46,7 @@ def apart(found: Iterator[Tensor], reference: list[Tensor]) -> tuple[float, floa
 
 def check_demo_model(folder: Path, sets: Iterable[tuple[torch.dtype, str]]) -> None:
     """float32 within rounding of the reference, bfloat16 no further from it than torch in bfloat16."""
-    ids = list(Tokenizer.load(folder).encode(TEXT.read_text(), add_bos=False))[:POSITIONS]
-    assert len(ids) == POSITIONS
+    ids = text_ids(folder, POSITIONS)
     reference = list(logits_of(folder, TorchKernels(torch.float32), ids))
     half = apart(logits_of(folder, TorchKernels(torch.bfloat16), ids), reference)
     LOG.info("torch bfloat16: logits within %.2g, top-1 %.4f", *half)
