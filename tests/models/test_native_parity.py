@@ -19,20 +19,17 @@ from tests.models.texts import text_ids
 from tests.models.tiny_llama import Tiny, make_reference
 
 LOG = logging.getLogger(__name__)
-POSITIONS, PART = 2000, 500
-PAGE = 64
+POSITIONS, CHUNK, PAGE = 2000, 300, 64
 EACH = pytest.mark.parametrize(("dtype", "path"), NATIVE + EMULATED)
 SHAPES = [(64, 3, 1, 331), (80, 9, 3, 343), (96, 2, 2, 517), (128, 5, 1, 337), (256, 3, 3, 349), (64, 10, 2, 515)]
 """Head size, heads, KV heads, vocabulary."""
 
 
 def logits_of(folder: Path, kernels: KernelSet, ids: list[int]) -> Iterator[Tensor]:
-    """Float32 logits [PART, V] after each token, in texts of PART tokens that are chunks of 300 and the rest."""
-    model = load_model(folder, kernels)
-    for start in range(0, len(ids), PART):
-        part = ids[start : start + PART]
-        run = PagedRun(model, kernels, pages=PART // PAGE + 4, page_tokens=PAGE)
-        yield torch.cat([run.forward(("row", part[:300]), every=True), run.forward(("row", part[300:]), every=True)])
+    """Float32 logits [CHUNK, V] after each token of one row, chunk by chunk."""
+    run = PagedRun(load_model(folder, kernels), kernels, pages=len(ids) // PAGE + 5, page_tokens=PAGE)
+    for start in range(0, len(ids), CHUNK):
+        yield run.forward(("row", ids[start : start + CHUNK]), every=True)
 
 
 def apart(found: Iterator[Tensor], reference: list[Tensor]) -> tuple[float, float]:
@@ -63,7 +60,7 @@ def check_demo_model(folder: Path, sets: Iterable[tuple[torch.dtype, str]]) -> N
 
 @pytest.mark.smollm2
 @NEEDS_NATIVE
-def test_the_demo_model_on_2000_positions(smollm2_folder: Path) -> None:
+def test_the_demo_model_on_one_row_of_2000_positions(smollm2_folder: Path) -> None:
     """The highest path of each dtype that is taken unasked; figures under `--log-cli-level=INFO`."""
     check_demo_model(smollm2_folder, HIGHEST.items())
 
@@ -72,7 +69,7 @@ def test_the_demo_model_on_2000_positions(smollm2_folder: Path) -> None:
 @pytest.mark.smollm2
 @NEEDS_NATIVE
 @pytest.mark.timeout(1200)
-def test_the_demo_model_on_2000_positions_on_every_path(smollm2_folder: Path) -> None:
+def test_the_demo_model_on_one_row_of_2000_positions_on_every_path(smollm2_folder: Path) -> None:
     """All that this machine has."""
     check_demo_model(smollm2_folder, NATIVE)
 
