@@ -26,7 +26,7 @@ from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["ISA", "choose_kernels"]
+__all__ = ["ISA", "check_kv_dtype", "choose_kernels"]
 
 LOG = logging.getLogger(__name__)
 
@@ -39,17 +39,22 @@ _TIMED = ("avx512", "avx512_bf16")
 _ROUNDS = 7
 
 
+def check_kv_dtype(kv_dtype: str, shapes: ModelShapes) -> None:
+    """`OptionError` for another than `auto` where the model keeps no keys and values."""
+    if kv_dtype != "auto" and not shapes.attention:
+        raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
+
+
 def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, threads: int, cache: Path,
                    kv_dtype: str = "auto", environment: Mapping[str, str] = os.environ) -> KernelSet:
     """The kernel set for a model of these shapes.
 
-    `kv_dtype` is one of `KV_DTYPES`; an `OptionError` refuses another than `auto` where the model keeps no keys and
-    values.  `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where
-    native can't be.  `cache` is the folder in which the timing is remembered.
+    `kv_dtype` is one of `KV_DTYPES`, see `check_kv_dtype`.  `wanted` is `torch`, `native` (an `OptionError` says why it
+    can't be) or `auto`, which takes torch where native can't be.  `cache` is the folder in which the timing is
+    remembered.
     """
+    check_kv_dtype(kv_dtype, shapes)
     kept = dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
-    if kept is not dtype and not shapes.attention:
-        raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
     if wanted == "torch":
         return TorchKernels(dtype, kv_dtype=kept)
     forced = _forced(dtype, environment)
