@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from batchgen_beam.errors import OptionError, OutputError
-from batchgen_beam.kernels.choice import check_kv_dtype
+from batchgen_beam.kernels.choice import refuse_kv_dtype
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts
 from batchgen_beam.records import Fingerprint
@@ -58,7 +58,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
                          clock=_template_clock(request.output, now), eos_ids=request.eos_ids)
     model = _open_model(source, request)
     _check_messages(plan, request, model)
-    check_kv_dtype(request.engine.kv_dtype, model_shapes(model.config))
+    refuse_kv_dtype(request.engine.kv_dtype, model_shapes(model.config))
     fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype, kv_dtype=request.engine.kv_dtype,
                                 clock=source.clock.date().isoformat())
     if not request.new_fingerprint:

@@ -26,20 +26,20 @@ from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["ISA", "check_kv_dtype", "choose_kernels"]
+__all__ = ["ISA", "TIMED", "choose_kernels", "refuse_kv_dtype"]
 
 LOG = logging.getLogger(__name__)
 
 ISA = "BATCHGEN_ISA"
 """The environment's word for the path to use: one of `PATHS`."""
 
-_TIMED = ("avx512", "avx512_bf16")
+TIMED = ("avx512", "avx512_bf16")
 """Paths of which neither is always the faster one: the pair instruction is fast on some processors only."""
 
 _ROUNDS = 7
 
 
-def check_kv_dtype(kv_dtype: str, shapes: ModelShapes) -> None:
+def refuse_kv_dtype(kv_dtype: str, shapes: ModelShapes) -> None:
     """`OptionError` for another than `auto` where the model keeps no keys and values."""
     if kv_dtype != "auto" and not shapes.attention:
         raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
@@ -49,11 +49,11 @@ def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, thre
                    kv_dtype: str = "auto", environment: Mapping[str, str] = os.environ) -> KernelSet:
     """The kernel set for a model of these shapes.
 
-    `kv_dtype` is one of `KV_DTYPES`, see `check_kv_dtype`.  `wanted` is `torch`, `native` (an `OptionError` says why it
-    can't be) or `auto`, which takes torch where native can't be.  `cache` is the folder in which the timing is
+    `kv_dtype` is one of `KV_DTYPES`, see `refuse_kv_dtype`.  `wanted` is `torch`, `native` (an `OptionError` says why
+    it can't be) or `auto`, which takes torch where native can't be.  `cache` is the folder in which the timing is
     remembered.
     """
-    check_kv_dtype(kv_dtype, shapes)
+    refuse_kv_dtype(kv_dtype, shapes)
     kept = dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
     if wanted == "torch":
         return TorchKernels(dtype, kv_dtype=kept)
@@ -104,14 +104,14 @@ def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
 def _path(dtype: torch.dtype, cache: Path) -> str:
     """The highest path, or what the timing said of the two that have to be timed."""
     found = _paths(dtype)
-    if not set(_TIMED) <= set(found):
+    if not set(TIMED) <= set(found):
         return found[-1]
     place = cache / f"kernel-path-{_machine()}.json"
     try:
         known = json.loads(place.read_text())["path"]
     except (OSError, ValueError, KeyError, TypeError):
         known = None
-    return known if known in _TIMED else _remember(place, _faster(dtype))
+    return known if known in TIMED else _remember(place, _faster(dtype))
 
 
 def _machine() -> str:
@@ -128,16 +128,16 @@ def _machine() -> str:
 def _faster(dtype: torch.dtype) -> str:
     """By the least time of a product that fits into a core's cache, the two taking turns."""
     x_TK, weight_NK = torch.ones(96, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-    kernels = {path: NativeKernels(dtype, path, 1) for path in _TIMED}
-    packed = {path: kernels[path].pack([weight_NK]) for path in _TIMED}
-    seconds = dict.fromkeys(_TIMED, float("inf"))
+    kernels = {path: NativeKernels(dtype, path, 1) for path in TIMED}
+    packed = {path: kernels[path].pack([weight_NK]) for path in TIMED}
+    seconds = dict.fromkeys(TIMED, float("inf"))
     for _ in range(_ROUNDS):
-        for path in _TIMED:
+        for path in TIMED:
             started = time.perf_counter()
             kernels[path].linear(x_TK, packed[path])
             seconds[path] = min(seconds[path], time.perf_counter() - started)
-    LOG.info("instruction paths timed: %s", ", ".join(f"{path} {1e6 * seconds[path]:.0f} us" for path in _TIMED))
-    return min(_TIMED, key=seconds.__getitem__)
+    LOG.info("instruction paths timed: %s", ", ".join(f"{path} {1e6 * seconds[path]:.0f} us" for path in TIMED))
+    return min(TIMED, key=seconds.__getitem__)
 
 
 def _remember(place: Path, path: str) -> str:
@@ -151,7 +151,7 @@ def _remember(place: Path, path: str) -> str:
             os.link(partial, place)
         except FileExistsError:
             known = json.loads(place.read_text())["path"]
-            path = known if known in _TIMED else path
+            path = known if known in TIMED else path
         finally:
             partial.unlink()
     except (OSError, ValueError, KeyError) as error:

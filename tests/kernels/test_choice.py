@@ -11,7 +11,7 @@ import torch
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.kernels import choice
-from batchgen_beam.kernels.choice import ISA, choose_kernels
+from batchgen_beam.kernels.choice import ISA, TIMED, choose_kernels
 from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes
@@ -22,7 +22,6 @@ pytestmark = NEEDS_NATIVE
 
 HERE = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
 COMMON = [path for path in HERE if path not in ON_REQUEST_PATHS]
-TIMED = ("avx512", "avx512_bf16")
 
 
 def shapes(size: int = 64, inputs: int = 576) -> ModelShapes:
