@@ -44,6 +44,9 @@ MAX_TOP_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
 """Greatest `top_k` and `max_tokens`: result columns are 32-bit integers."""
 
+UNSAID = {"kv_dtype": "auto"}
+"""Facts that prints leave out where they have these values."""
+
 _KEY_SEPARATOR = "\x1f"
 
 
@@ -253,7 +256,7 @@ class Fingerprint:
 
     def differences(self, other: Fingerprint) -> list[str]:
         """One line for each fact that differs: `name: theirs -> ours`."""
-        ours, theirs = dict(self.facts), dict(other.facts)
+        ours, theirs = UNSAID | dict(self.facts), UNSAID | dict(other.facts)
         names = sorted(ours.keys() | theirs.keys())
         return [f"{n}: {theirs.get(n)} -> {ours.get(n)}" for n in names if ours.get(n) != theirs.get(n)]
 

@@ -1,12 +1,12 @@
 """What Beam costs: how much of the time from the first row to the last answer the engine does not compute.
 
-A workload (see `benchmarks.workload`) goes through the whole pipeline as Parquet, on the local runner.  Rows end only
-with `--eos-id`, a token that the model never gives, so that they have their exact lengths.
+A workload (see `benchmarks.workload`) goes through the whole pipeline as Parquet, on the local runner.  Every row has
+to run to its `max_tokens`, so `--eos-id`, the only token that would end one earlier, is one that the model never gives.
 
-    python -m benchmarks.beam_cost --model MODEL --workload FILE --eos-id 7 [--max-rows N] [FLAGS OF batchgen-beam run]
+    python -m benchmarks.beam_cost --model MODEL --workload FILE --eos-id 7 [--rows N] [--max-rows N] [FLAGS OF run]
 
 Prints one JSON object: `cost` is (span - steps) / span by the engine's own clock, `wall_seconds` is that of the whole
-command, with start, load and publication.
+command, with start, load and publication.  A run whose answers have other lengths is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def figures(output: Path) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a checkpoint folder or a GGUF file")
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="only the first N rows")
     parser.add_argument("--max-rows", type=int, default=128)
     parser.add_argument("--eos-id", type=int, required=True, help="a token that the model never gives")
-    args, flags = parser.parse_known_args()
+    args, flags = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         tokens = write_prompts(args.workload, args.rows, folder / "input" / "prompts.parquet")

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from batchgen_beam.errors import OptionError, OutputError
+from batchgen_beam.kernels.choice import refuse_kv_dtype
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.pipelines.runners import LOCAL, RunnerFacts
 from batchgen_beam.records import Fingerprint
@@ -23,6 +24,7 @@ from batchgen_beam.text.template import TemplateText, missing_template
 from batchgen_beam.transforms.host import HostSettings
 from batchgen_beam.transforms.lanes import lane_count
 from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
+from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.model_store import EVERYWHERE, IN_IMAGE, is_on_a_store, local_path
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print
 from batchgen_beam.transforms.rounds import check_rounds
@@ -56,6 +58,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
                          clock=_template_clock(request.output, now), eos_ids=request.eos_ids)
     model = _open_model(source, request)
     _check_messages(plan, request, model)
+    refuse_kv_dtype(request.engine.kv_dtype, model_shapes(model.config))
     fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype, kv_dtype=request.engine.kv_dtype,
                                 clock=source.clock.date().isoformat())
     if not request.new_fingerprint:

@@ -68,9 +68,9 @@ def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
     yield f"{counts['prompt_tokens']} prompt tokens in, {counts['completion_tokens']} tokens out"
     engine = figures.engine
     if figures.engines and engine.busy_seconds:
-        busy = engine.busy_seconds / max(engine.span_seconds, engine.busy_seconds)
+        busy = engine.busy_seconds / engine.span_seconds
         yield (f"engine: {engine.generated_tokens / engine.busy_seconds * figures.engines:.0f} tokens/s while busy "
-               f"({100 * busy:.0f} % of the time from its first row to its last answer), "
+               f"({100 * busy:.0f} % of the time from its first row to its last step), "
                f"mean batch fill {100 * figures.fill:.0f} % of {engine.capacity} rows, "
                f"{figures.kernels} kernels, model loaded in {figures.load_seconds / figures.engines:.1f} s")
         if not figures.deterministic:

@@ -67,7 +67,7 @@ class Engine:
         self._next_id = 0
         self._changed = True
         self._count = Counters()
-        self._first_came: float | None = None
+        self._first_row_at: float | None = None
 
     # In and out
 
@@ -112,8 +112,8 @@ class Engine:
                      if getattr(record, name) != getattr(self._facts, name)), None)
 
     def _enqueue(self, row: RowSequence) -> None:
-        if self._first_came is None:
-            self._first_came = self._clock()
+        if self._first_row_at is None:
+            self._first_row_at = self._clock()
         row.advance()
         self._queue.add(row)
         self._changed = True
@@ -177,6 +177,7 @@ class Engine:
         """One forward pass over all running rows and the planned prompt chunks; False when there is nothing to do."""
         if not (self._live.rows or self._queue):
             return False
+        assert self._first_row_at is not None
         started = self._clock()
         plan = self._plan()
         self._apply(plan)
@@ -187,8 +188,7 @@ class Engine:
         self._count.row_steps += len(batch.slots_R)
         ended = self._clock()
         self._count.busy_seconds += ended - started
-        if self._answers and self._first_came is not None:
-            self._count.span_seconds = ended - self._first_came
+        self._count.span_seconds = ended - self._first_row_at
         return True
 
     def _plan(self) -> Plan:

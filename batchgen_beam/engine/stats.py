@@ -30,8 +30,8 @@ class Counters:
     `prefilled_tokens` went through the model as prompt chunks, `recomputed_tokens` of them for a second time; of these,
     `resumed_tokens` were computed by another engine before: they belong to the `resumed_rows` that came as records.
     `restarts` counts records that could not go on here, by the print that differed.  `row_steps` sums the rows of all
-    steps; `events` counts visits of sequences.  `span_seconds` pass from the first row that comes to the last answer,
-    `busy_seconds` of them within steps.
+    steps; `events` counts visits of sequences.  `span_seconds` pass from the first row that is queued to the end of the
+    last step, `busy_seconds` of them within steps, whether the rows were answered here or moved.
     """
 
     rows_done: int = 0

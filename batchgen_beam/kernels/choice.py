@@ -20,39 +20,41 @@ from pathlib import Path
 import torch
 
 from batchgen_beam.errors import OptionError
-from batchgen_beam.kernels.native_library import HALF_PATHS, PATHS, arithmetic, library
+from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic, library
 from batchgen_beam.kernels.native_set import HEAD_MULTIPLE, KERNELS_VERSION, NativeKernels
 from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["ISA", "choose_kernels"]
+__all__ = ["ISA", "TIMED", "choose_kernels", "refuse_kv_dtype"]
 
 LOG = logging.getLogger(__name__)
 
 ISA = "BATCHGEN_ISA"
 """The environment's word for the path to use: one of `PATHS`."""
 
-_TIMED = ("avx512", "avx512_bf16")
+TIMED = ("avx512", "avx512_bf16")
 """Paths of which neither is always the faster one: the pair instruction is fast on some processors only."""
 
-_ON_REQUEST = ("amx_bf16",)
-"""Paths that no machine has run yet: the environment has to ask for them."""
-
 _ROUNDS = 7
+
+
+def refuse_kv_dtype(kv_dtype: str, shapes: ModelShapes) -> None:
+    """`OptionError` for another than `auto` where the model keeps no keys and values."""
+    if kv_dtype != "auto" and not shapes.attention:
+        raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
 
 
 def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, threads: int, cache: Path,
                    kv_dtype: str = "auto", environment: Mapping[str, str] = os.environ) -> KernelSet:
     """The kernel set for a model of these shapes.
 
-    `kv_dtype` is one of `KV_DTYPES`; an `OptionError` refuses another than `auto` where the model keeps no keys and
-    values.  `wanted` is `torch`, `native` (an `OptionError` says why it can't be) or `auto`, which takes torch where
-    native can't be.  `cache` is the folder in which the timing is remembered.
+    `kv_dtype` is one of `KV_DTYPES`, see `refuse_kv_dtype`.  `wanted` is `torch`, `native` (an `OptionError` says why
+    it can't be) or `auto`, which takes torch where native can't be.  `cache` is the folder in which the timing is
+    remembered.
     """
+    refuse_kv_dtype(kv_dtype, shapes)
     kept = dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
-    if kept is not dtype and not shapes.attention:
-        raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
     if wanted == "torch":
         return TorchKernels(dtype, kv_dtype=kept)
     forced = _forced(dtype, environment)
@@ -81,16 +83,17 @@ def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:
     return None
 
 
-def _paths(dtype: torch.dtype) -> list[str]:
-    """What this machine can run, the highest last."""
-    return [path for path in PATHS if arithmetic(path, half=dtype is torch.bfloat16) is not None]
+def _paths(dtype: torch.dtype, asked: str = "") -> list[str]:
+    """What this machine can run, the highest last; of the paths on request only the one that is `asked` for."""
+    return [path for path in PATHS if (path == asked or path not in ON_REQUEST_PATHS)
+            and arithmetic(path, half=dtype is torch.bfloat16) is not None]
 
 
 def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
     path = environment.get(ISA)
     if not path:
         return None
-    found = _paths(dtype)
+    found = _paths(dtype, path)
     other_dtype = dtype is torch.float32 and path in HALF_PATHS  # such a run takes its own highest path
     if path not in PATHS or (found and path not in found and not other_dtype):
         raise OptionError(f"{ISA}={path} is no instruction path of this machine; for {dtype} it has "
@@ -100,15 +103,15 @@ def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
 
 def _path(dtype: torch.dtype, cache: Path) -> str:
     """The highest path, or what the timing said of the two that have to be timed."""
-    found = [path for path in _paths(dtype) if path not in _ON_REQUEST]
-    if not set(_TIMED) <= set(found):
+    found = _paths(dtype)
+    if not set(TIMED) <= set(found):
         return found[-1]
     place = cache / f"kernel-path-{_machine()}.json"
     try:
         known = json.loads(place.read_text())["path"]
     except (OSError, ValueError, KeyError, TypeError):
         known = None
-    return known if known in _TIMED else _remember(place, _faster(dtype))
+    return known if known in TIMED else _remember(place, _faster(dtype))
 
 
 def _machine() -> str:
@@ -125,16 +128,16 @@ def _machine() -> str:
 def _faster(dtype: torch.dtype) -> str:
     """By the least time of a product that fits into a core's cache, the two taking turns."""
     x_TK, weight_NK = torch.ones(96, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-    kernels = {path: NativeKernels(dtype, path, 1) for path in _TIMED}
-    packed = {path: kernels[path].pack([weight_NK]) for path in _TIMED}
-    seconds = dict.fromkeys(_TIMED, float("inf"))
+    kernels = {path: NativeKernels(dtype, path, 1) for path in TIMED}
+    packed = {path: kernels[path].pack([weight_NK]) for path in TIMED}
+    seconds = dict.fromkeys(TIMED, float("inf"))
     for _ in range(_ROUNDS):
-        for path in _TIMED:
+        for path in TIMED:
             started = time.perf_counter()
             kernels[path].linear(x_TK, packed[path])
             seconds[path] = min(seconds[path], time.perf_counter() - started)
-    LOG.info("instruction paths timed: %s", ", ".join(f"{path} {1e6 * seconds[path]:.0f} us" for path in _TIMED))
-    return min(_TIMED, key=seconds.__getitem__)
+    LOG.info("instruction paths timed: %s", ", ".join(f"{path} {1e6 * seconds[path]:.0f} us" for path in TIMED))
+    return min(TIMED, key=seconds.__getitem__)
 
 
 def _remember(place: Path, path: str) -> str:
@@ -148,7 +151,7 @@ def _remember(place: Path, path: str) -> str:
             os.link(partial, place)
         except FileExistsError:
             known = json.loads(place.read_text())["path"]
-            path = known if known in _TIMED else path
+            path = known if known in TIMED else path
         finally:
             partial.unlink()
     except (OSError, ValueError, KeyError) as error:

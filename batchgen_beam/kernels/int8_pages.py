@@ -12,6 +12,7 @@ Shape suffixes: T tokens, P pages, G KV heads, S tokens of a page, d head size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from batchgen_beam.models.interface import CacheKind, CacheSpec
 
-__all__ = ["Quantised", "check_kv_dtype", "page_shape", "quantise", "split_pages", "widen"]
+__all__ = ["Quantised", "check_kv_dtype", "kv_facts", "page_shape", "quantise", "split_pages", "widen"]
 
 GREATEST = 127
 
@@ -38,6 +39,11 @@ def check_kv_dtype(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> torch.dt
     if kv_dtype not in (None, dtype, torch.int8):
         raise ValueError(f"keys and values are kept in {dtype} or int8 here, not in {kv_dtype}")
     return kv_dtype or dtype
+
+
+def kv_facts(dtype: torch.dtype, kv_dtype: torch.dtype) -> Mapping[str, object]:
+    """What the print of a set says of its keys and values: nothing where they are kept in the set's own dtype."""
+    return {} if kv_dtype is dtype else {"kv_dtype": str(kv_dtype).removeprefix("torch.")}
 
 
 def page_shape(spec: CacheSpec, page_tokens: int) -> tuple[int, ...]:

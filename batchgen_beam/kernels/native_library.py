@@ -12,8 +12,8 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["EMULATED_PATHS", "HALF_PATHS", "PARTS", "PATHS", "Arithmetic", "Attention", "Batch", "Cache", "Decoder",
-           "DecoderLayer", "Result", "Sampling", "Weight", "arithmetic", "library"]
+__all__ = ["EMULATED_PATHS", "HALF_PATHS", "ON_REQUEST_PATHS", "PARTS", "PATHS", "Arithmetic", "Attention", "Batch",
+           "Cache", "Decoder", "DecoderLayer", "Result", "Sampling", "Weight", "arithmetic", "library"]
 
 LOG = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ PATHS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 
 HALF_PATHS = ("avx512_bf16", "amx_bf16")
 """Paths that compute in bfloat16 only."""
+
+ON_REQUEST_PATHS = ("amx_bf16",)
+"""Paths that no machine has run yet: the environment has to ask for them."""
 
 EMULATED_PATHS = ("amx_bf16_emulated",)
 """Slow stand-ins for units that a machine lacks, for tests: the same steps, rounded at other places."""
@@ -162,7 +165,10 @@ def _load(place: str) -> ctypes.CDLL | None:
 
 
 def arithmetic(path: str, *, half: bool) -> int | None:
-    """The arithmetic of a path for bfloat16 (`half`) or float32; None where this machine can't run it."""
+    """The arithmetic of a path for bfloat16 (`half`) or float32; None where this machine can't run it.
+
+    For tiles (`amx`) this asks the operating system, whose permission changes the process for good.
+    """
     found = library()
     address: int | None = None if found is None else found.bg_arithmetic(path.encode(), int(half))
     return address

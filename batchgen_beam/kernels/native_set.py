@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchgen_beam.kernels import native_library as native
-from batchgen_beam.kernels.int8_pages import check_kv_dtype, page_shape
+from batchgen_beam.kernels.int8_pages import check_kv_dtype, kv_facts, page_shape
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
@@ -74,10 +74,9 @@ class NativeKernels:
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits, those of torch's part in rotation tables included; not the number of threads."""
-        kept = {} if self.kv_dtype is self.dtype else {"kv_dtype": str(self.kv_dtype).removeprefix("torch.")}
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
-                "dtype": str(self.dtype).removeprefix("torch."), **kept, "torch": torch.__version__,
-                "capability": torch.backends.cpu.get_cpu_capability()}
+                "dtype": str(self.dtype).removeprefix("torch."), **kv_facts(self.dtype, self.kv_dtype),
+                "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
 
     def seconds(self) -> Mapping[str, float]:
         """Of all fused passes so far, by part, as the first thread saw them."""

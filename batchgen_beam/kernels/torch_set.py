@@ -18,7 +18,7 @@ from torch import Tensor
 
 from batchgen_beam.kernels import torch_sampling
 from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
-from batchgen_beam.kernels.int8_pages import check_kv_dtype, page_shape
+from batchgen_beam.kernels.int8_pages import check_kv_dtype, kv_facts, page_shape
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_entries, paged_attention
 from batchgen_beam.models.dense import DenseDecoder
@@ -63,7 +63,6 @@ class TorchKernels:
 
     def facts(self) -> Mapping[str, object]:
         """What decides the bits."""
-        kept = {} if self.kv_dtype is self.dtype else {"kv_dtype": str(self.kv_dtype).removeprefix("torch.")}
         return {
             "kernels": self.name,
             "device": self.device.type,
@@ -72,7 +71,7 @@ class TorchKernels:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "dtype": str(self.dtype).removeprefix("torch."),
-            **kept,
+            **kv_facts(self.dtype, self.kv_dtype),
             "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",
             "tile_rows": self.tile_rows,
             "span": SPAN,

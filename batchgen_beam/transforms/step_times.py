@@ -114,7 +114,8 @@ class _TimedModel:
 def _engine(model: Model, kernels: KernelSet, rows: int, context: int, *,
             step_tokens: int) -> tuple[Engine, _TimedModel]:
     timed = _TimedModel(model)
-    settings = EngineSettings(dtype=str(kernels.dtype).removeprefix("torch."), max_rows=rows, kv_memory=1 << 44,
+    dtype, kept = (str(one).removeprefix("torch.") for one in (kernels.dtype, kernels.kv_dtype))
+    settings = EngineSettings(dtype=dtype, kv_dtype="auto" if kept == dtype else kept, max_rows=rows, kv_memory=1 << 44,
                               max_context=context + PAGE_TOKENS, step_tokens=step_tokens, prefill_chunk=0,
                               prefix_sharing=False)
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")

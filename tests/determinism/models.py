@@ -19,14 +19,14 @@ from batchgen_beam.settings import EngineSettings
 from batchgen_beam.text.tokenizer import Tokenizer
 from batchgen_beam.weights.loader import load_model
 from tests.determinism.law import Law
-from tests.kernels.sets import NATIVE, native
+from tests.kernels.sets import HIGHEST, native
 
 CONTEXT = 1600
 
 
 def native_kernels(dtype: torch.dtype, *, threads: int = 2, kv_dtype: torch.dtype | None = None) -> NativeKernels:
-    """The highest path of this machine."""
-    return native(dtype, [path for found, path in NATIVE if found is dtype][-1], threads, kv_dtype=kv_dtype)
+    """The highest path that is taken unasked."""
+    return native(dtype, HIGHEST[dtype], threads, kv_dtype=kv_dtype)
 
 
 def tiny_llama(kernels: KernelSet) -> LlamaModel:

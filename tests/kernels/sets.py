@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from batchgen_beam.kernels.native_library import EMULATED_PATHS, PATHS, arithmetic
+from batchgen_beam.kernels.native_library import EMULATED_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["BFLOAT16_SETS", "DTYPES", "EMULATED", "EVERY_SET", "FLOAT32_SETS", "INT8_SETS", "NATIVE",
+__all__ = ["BFLOAT16_SETS", "DTYPES", "EMULATED", "EVERY_SET", "FLOAT32_SETS", "HIGHEST", "INT8_SETS", "NATIVE",
            "NEEDS_NATIVE", "NOT_SANITIZED", "SAMPLERS", "MakeKernels", "native"]
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -28,6 +28,9 @@ def native(dtype: torch.dtype, path: str, threads: int = 1, *, kv_dtype: torch.d
 
 NATIVE = [(dtype, path) for dtype in DTYPES for path in PATHS
           if arithmetic(path, half=dtype is torch.bfloat16) is not None]
+
+HIGHEST = {dtype: path for dtype, path in NATIVE if path not in ON_REQUEST_PATHS}
+"""Of the paths that are taken unasked, the highest for each dtype."""
 
 EMULATED = [(torch.bfloat16, path) for path in EMULATED_PATHS if arithmetic(path, half=True) is not None]
 """What is built on units that this machine may lack: too slow for whole models."""

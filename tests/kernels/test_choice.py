@@ -11,8 +11,8 @@ import torch
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.kernels import choice
-from batchgen_beam.kernels.choice import ISA, choose_kernels
-from batchgen_beam.kernels.native_library import HALF_PATHS, PATHS
+from batchgen_beam.kernels.choice import ISA, TIMED, choose_kernels
+from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes
 from batchgen_beam.models.interface import KernelSet
@@ -21,7 +21,7 @@ from tests.kernels.sets import NATIVE, NEEDS_NATIVE
 pytestmark = NEEDS_NATIVE
 
 HERE = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
-TIMED = ("avx512", "avx512_bf16")
+COMMON = [path for path in HERE if path not in ON_REQUEST_PATHS]
 
 
 def shapes(size: int = 64, inputs: int = 576) -> ModelShapes:
@@ -92,8 +92,8 @@ def test_the_environment_forces_a_path(tmp_path: Path, path: str) -> None:
 
 
 def test_an_unknown_path_is_refused(tmp_path: Path) -> None:
-    """By the variable's name, with what there is."""
-    with pytest.raises(OptionError, match=f"{ISA}=amx9 is no instruction path of this machine.*{HERE[-1]}"):
+    """By the variable's name, with what there is unasked."""
+    with pytest.raises(OptionError, match=f"{ISA}=amx9 is no instruction path of this machine.*{COMMON[-1]}$"):
         chosen(tmp_path, isa="amx9")
 
 
@@ -106,9 +106,27 @@ def test_a_path_of_bfloat16_alone_leaves_float32_its_own(tmp_path: Path) -> None
 def test_paths_of_which_there_is_no_run_are_taken_on_request_only(tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine has, `auto` takes one of the others."""
-    monkeypatch.setattr(choice, "_ON_REQUEST", tuple(HERE[1:]))
+    monkeypatch.setattr(choice, "ON_REQUEST_PATHS", tuple(HERE[1:]))
     assert path_of(chosen(tmp_path)) == HERE[0]
     assert path_of(chosen(tmp_path, isa=HERE[-1])) == HERE[-1]
+
+
+def test_paths_on_request_are_not_even_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for one asks the operating system to change the process: only the one that the environment names is."""
+    looked: list[str] = []
+
+    def look(path: str, *, half: bool) -> int | None:
+        looked.append(path)
+        return None if path in ON_REQUEST_PATHS else arithmetic(path, half=half)
+
+    monkeypatch.setattr(choice, "arithmetic", look)
+    chosen(tmp_path)
+    chosen(tmp_path, isa=COMMON[0])
+    assert set(looked) == set(PATHS) - set(ON_REQUEST_PATHS)
+    for path in ON_REQUEST_PATHS:
+        with pytest.raises(OptionError, match=f"{ISA}={path} is no instruction path of this machine"):
+            chosen(tmp_path, isa=path)
+        assert path in looked
 
 
 @pytest.mark.skipif(not set(TIMED) <= set(HERE), reason="this machine has only one of the paths that are timed")

@@ -17,6 +17,9 @@ from tests.kernels.test_torch_set import normal
 from tests.kernels.views import PAGE, tables, view
 
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
+LEAST = 2.0**-149
+"""The least number over 0 in float32."""
+
 EACH_SET = pytest.mark.parametrize("make", INT8_SETS)
 
 
@@ -60,11 +63,21 @@ def test_what_is_not_finite_is_not_read_back_as_a_number(dtype: torch.dtype, bad
     assert back.isnan().sum() == 16
 
 
-def test_numbers_next_to_zero_and_next_to_infinity() -> None:
-    """A scale that is subnormal or 0 loses values that are smaller still, and gives no others."""
-    for size in (1e-45, 1e-44, 1e-40, 1e-36, 1e38):
-        entries = torch.tensor([size, -size, size / 2, 0.0])
-        assert ((widen(quantise(entries), torch.float32) - entries).abs() <= max(size / 127, 1e-43)).all()
+@pytest.mark.parametrize("size", [71 * LEAST, 100 * LEAST, 190 * LEAST, 1e-42, 1e-40, 1e-36, 1e38, 3.4e38])
+def test_numbers_next_to_zero_and_next_to_infinity(size: float) -> None:
+    """Half a step, and 127 times what the scale was rounded by: 2^-24 of it, or half of the least number over 0."""
+    entries = torch.tensor([size, -size, size / 2, 0.0])
+    error = (widen(quantise(entries), torch.float32).double() - entries.double()).abs()
+    bound = size * (1 / 254 + 2.0**-23) + 63.5 * LEAST
+    assert (error <= bound).all()
+    assert bound < size, "zeros would pass"
+
+
+def test_a_scale_that_is_rounded_to_zero_gives_zeros() -> None:
+    """Peaks up to 63 of the least steps of float32 are lost, 64 are read back as they are."""
+    lost, least = (quantise(torch.tensor([peak * LEAST, -LEAST, 0.0])) for peak in (63, 64))
+    assert (lost.multiples.tolist(), lost.scales.tolist()) == ([0, 0, 0], [0.0])
+    assert (least.multiples.tolist(), least.scales.tolist()) == ([64, -1, 0], [LEAST])
 
 
 def stored(kernels: KernelSet, cache: Tensor, spec: CacheSpec) -> tuple[Tensor, Tensor]:
@@ -86,6 +99,7 @@ def test_appended_entries_are_the_rounded_ones(make: MakeKernels, name: str) -> 
     table = tables([row.stop for row in rows], torch.Generator().manual_seed(1))
     entries = normal(sum(map(len, rows)), 2, 48, dtype=kernels.dtype)
     entries[2, 1] = 0.0
+    entries[3, 1] *= 1e-39  # its scale is subnormal
     entries[5, 0, 3], entries[6, 1, 40], entries[7, 0, 47] = torch.nan, torch.inf, -torch.inf
     spec = CacheSpec(name=name, kind=CacheKind.PAGED, shape=(2, 48), dtype=torch.int8)
     cache = kernels.allocate(spec, 8, PAGE)

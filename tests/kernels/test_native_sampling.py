@@ -18,7 +18,7 @@ from torch import Tensor
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.sampling import Sampled, SamplingLines
-from tests.kernels.sets import NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
+from tests.kernels.sets import HIGHEST, NATIVE, NEEDS_NATIVE, NOT_SANITIZED, native
 
 pytestmark = NEEDS_NATIVE
 PATHS = [path for dtype, path in NATIVE if dtype is torch.bfloat16]
@@ -283,7 +283,7 @@ def test_calls_from_several_threads(path: str) -> None:
 @NOT_SANITIZED
 def test_memory_that_is_not_there_is_an_error() -> None:
     """A call that gets no memory raises, and the next one works."""
-    kernels = sampler(PATHS[-1], 2)
+    kernels = sampler(HIGHEST[torch.bfloat16], 2)
     nothing = SamplingLines.allocate(0)
     with pytest.raises(MemoryError, match="native kernels"):
         kernels.sample(torch.empty(0, 1 << 50), nothing, np.zeros(0), 5)

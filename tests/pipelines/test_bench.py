@@ -6,10 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from batchgen_beam.kernels.native_library import PARTS
+from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.pipelines.main import OK, USER_ERROR, main
 from batchgen_beam.text.fake_folder import write_fake_folder
+from batchgen_beam.transforms import step_times
+from batchgen_beam.weights.loader import load_model
+from tests.faults.job import write_tiny_model
 from tests.kernels.sets import NEEDS_NATIVE
 
 
@@ -30,6 +35,23 @@ def test_a_line_for_each_number_of_rows(tmp_path: Path, capsys: pytest.CaptureFi
         assert len(line) == len(header)
         assert all(float(number.replace(",", "")) >= 0 for number in line)
     assert re.fullmatch(r"[\d,]+", prompts[1])
+
+
+@pytest.mark.parametrize(("kv_dtype", "said"), [("auto", "float32, torch"), ("int8", "float32, KV int8, torch")])
+def test_what_keys_and_values_are_kept_in_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], kv_dtype: str,
+                                                  said: str) -> None:
+    """Beside the dtype where it is another one; the engine has the setting, and steps and prompts are timed."""
+    model = write_tiny_model(tmp_path / "tiny")
+    assert main(["bench", str(model), "--rows=2", "--context=80", f"--model-cache={tmp_path}", "--kernels=torch",
+                 "--dtype=float32", f"--kv-dtype={kv_dtype}"]) == OK
+    what, header, two, prompts = lines(capsys)
+    assert " ".join(what).startswith(said)
+    assert len(two) == len(header)
+    assert float(two[1]) > 0
+    assert prompts[0] == "prompts:"
+    kernels = TorchKernels(torch.float32, kv_dtype=None if kv_dtype == "auto" else torch.int8)
+    engine, _ = step_times._engine(load_model(model, kernels), kernels, 2, 80, step_tokens=64)
+    assert (engine.settings.dtype, engine.settings.kv_dtype) == ("float32", kv_dtype)
 
 
 @NEEDS_NATIVE

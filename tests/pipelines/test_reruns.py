@@ -21,6 +21,7 @@ from batchgen_beam.records import (
 from batchgen_beam.storage.journal import Journal
 from batchgen_beam.storage.settling import Entry
 from batchgen_beam.text.fake_folder import write_fake_folder
+from tests.faults.job import write_tiny_model
 from tests.support.hosting import host_handle
 from tests.support.jobs import engine_figures, published, questions, report, run_flags, timeless, write_rows
 from tests.support.storing import read_all, write_lines
@@ -111,15 +112,26 @@ def test_a_finished_run_computes_nothing_again(
 
 
 def test_another_kv_dtype_is_refused_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Answers of other bits do not mix in one folder; a model without keys and values does not take the setting."""
+    """Answers of other bits do not mix in one folder, whichever of the two settings came first."""
+    write_rows(tmp_path / "a.parquet", questions(3))
+    tiny = write_tiny_model(tmp_path / "tiny")
+    for kv_dtype, other in (("auto", "int8"), ("int8", "auto")):
+        flags = run_flags(tmp_path / "a.parquet", tmp_path / kv_dtype, tiny, "--max-tokens=2")
+        assert main([*flags, f"--kv-dtype={kv_dtype}"]) == OK
+        capsys.readouterr()
+        assert main([*flags, f"--kv-dtype={other}"]) == USER_ERROR
+        assert f"kv_dtype: {kv_dtype} -> {other}" in capsys.readouterr().err
+
+
+def test_a_model_without_keys_and_values_takes_no_kv_dtype(model: Path, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before anything runs or is written."""
     write_rows(tmp_path / "a.parquet", questions(3))
     flags = run_flags(tmp_path / "a.parquet", tmp_path / "out", model)
-    assert main(flags) == OK
-    capsys.readouterr()
     assert main([*flags, "--kv-dtype=int8"]) == USER_ERROR
-    assert "kv_dtype: None -> int8" in capsys.readouterr().err
-    assert main([*flags, f"--output={tmp_path / 'other'}", "--kv-dtype=int8"]) == USER_ERROR
-    assert "--kv-dtype=int8: the model keeps no keys and values" in capsys.readouterr().err
+    assert "--kv-dtype=int8: the model keeps no keys and values; use --kv-dtype=auto" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*flags, "--kv-dtype=auto"]) == OK
 
 
 def test_lost_files_come_back_from_the_journal(model: Path, tmp_path: Path) -> None:
