@@ -16,9 +16,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
 FOLDER = Path("batchgen_beam/kernels/native")
-COMMON = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra",
+COMMON = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma",
           "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC 12 sees these in its own intrinsics
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
 PATHS = {"path_avx2.cpp": ["-mavx2", "-mfma"], "path_avx512.cpp": AVX512,
          "path_avx512_bf16.cpp": [*AVX512, "-mavx512bf16"], "path_amx_bf16.cpp": AVX512}
 """No flag here names the machine that builds: the library asks at run time what it may use."""

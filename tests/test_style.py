@@ -17,6 +17,8 @@ from tests.package_sources import PACKAGE, ROOT, functions, sources
 from tests.support.jobs import questions, run_flags, write_rows
 
 FILE_LINES = 400
+NATIVE_FILE_LINES = 600
+NATIVE_LINE = 120
 MEDIAN_FILE_LINES = 200
 FUNCTION_LINES = 60
 NINE_IN_TEN = 30
@@ -55,6 +57,16 @@ def test_no_file_is_long() -> None:
     lines = {name: source.count("\n") for name, source in sources().items()}
     assert {name: count for name, count in lines.items() if count > FILE_LINES} == {}
     assert statistics.median(lines.values()) <= MEDIAN_FILE_LINES
+
+
+def test_no_native_file_or_line_is_long() -> None:
+    """C++ files have at most 600 lines of at most 120 characters."""
+    files = {path.name: path.read_text(encoding="utf-8").splitlines()
+             for path in (ROOT / PACKAGE / "kernels" / "native").iterdir()}
+    assert len(files) > 10
+    assert {name: len(lines) for name, lines in files.items() if len(lines) > NATIVE_FILE_LINES} == {}
+    assert [f"{name}:{i}" for name, lines in files.items()
+            for i, line in enumerate(lines, 1) if len(line) > NATIVE_LINE] == []
 
 
 def test_no_function_is_long() -> None:

@@ -170,7 +170,8 @@ class NativeKernels:
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
                   view: BatchView, scale: float) -> Tensor:
         """Causal (and windowed) attention of each token over its row's pages in page order, [T, H, d]."""
-        (spec, key_cache), (_, value_cache) = keys, values
+        (spec, key_cache), (value_spec, value_cache) = keys, values
+        assert spec.is_scaled == value_spec.is_scaled, "keys and values lie in pages of one form"
         tokens, heads, size = q_THd.shape
         self.fits(size)
         q_THd = self._heads_together(q_THd)

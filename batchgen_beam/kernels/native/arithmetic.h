@@ -2,8 +2,8 @@
 //
 // Owns the memory forms that all paths share.  Activations are rows of bfloat16 or float32, K consecutive values.
 // A weight is a list of panels of 32 outputs: [K / pair][32][pair], pair = 2 for bfloat16, 1 for float32; outputs and
-// inputs beyond the matrix are zero.  A KV page of one head holds keys as [d / pair][64][pair] and values as [64][d]; one
-// of int8 has a float32 scale for each token behind them.
+// inputs beyond the matrix are zero.  A KV page of one head holds keys as [d / pair][64][pair] and values as [64][d];
+// one of int8 has a float32 scale for each token behind them.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +44,8 @@ struct Finish {
   int columns;             // outputs of the panel that exist
 };
 
-// Some logits of one line: the greatest, the sum of exp(x - greatest), NaN where a logit is not finite, and the greatest
-// of those that may be chosen with the first id that has it.
+// Some logits of one line: the greatest, the sum of exp(x - greatest), NaN where a logit is not finite, and the
+// greatest of those that may be chosen with the first id that has it.
 struct Best {
   float sum;
   float greatest;
@@ -58,7 +58,7 @@ struct Arithmetic {
   int pair;                // inputs that lie together in a panel
   int item;                // bytes of one value
 
-  // tile[r][c] = sum over k, in ascending order and one chain, of a[r][k] * panel[k][c]
+  // tile[r][c] = sum over k, added in an order that depends on the path and on `inputs` alone, of a[r][k] * panel[k][c]
   void (*product)(const void* a, int64_t stride, int rows, const void* panel, int64_t inputs, float* tile);
   void (*keep)(const float* tile, int rows, const Finish& to);      // out = tile + bias
   void (*add)(const float* tile, int rows, const Finish& to);       // out += tile + bias, both rounded
@@ -87,8 +87,13 @@ inline int64_t panel_bytes(const Arithmetic& a, int64_t inputs) {
   return (inputs + a.pair - 1) / a.pair * a.pair * PANEL * a.item;
 }
 
+// Bytes that go with the sums of a line: those of its shares in the widest vector, and where it stands.
+constexpr size_t LINE_STATE = 64 + 16;
+
 // Bytes of scratch that `attend` needs for so many lines of so many values.
-inline size_t attend_scratch(int64_t lines, int64_t size) { return lines * (size * 4 + 80) + SCORES * PAGE * 4; }
+inline size_t attend_scratch(int64_t lines, int64_t size) {
+  return lines * (size * sizeof(float) + LINE_STATE) + SCORES * PAGE * sizeof(float);
+}
 
 // Bytes that `attend_int8` needs besides: keys and values of one page, widened.
 inline size_t widened_scratch(const Arithmetic& a, int64_t size) { return 2 * PAGE * size * a.item + 64; }

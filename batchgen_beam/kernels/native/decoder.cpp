@@ -109,7 +109,7 @@ void multiply_gated(const Arithmetic& a, const void* x, const bg_weight& gate, c
     });
 }
 
-// --- attention --------------------------------------------------------------------------------------------------------
+// --- attention -------------------------------------------------------------------------------------------------------
 
 // Bytes of one page of one KV head.
 int64_t page_bytes(const Arithmetic& a, const bg_attention_shape& shape) {
@@ -219,7 +219,7 @@ void append_value(const Arithmetic& a, const bg_batch& batch, const bg_attention
   }
 }
 
-// --- head -------------------------------------------------------------------------------------------------------------
+// --- head ------------------------------------------------------------------------------------------------------------
 
 // A group is the panels of one task: small enough for the second cache, so that all rows can go past it.
 class Head {
@@ -288,7 +288,7 @@ class Head {
   std::vector<Best> best_;
 };
 
-// --- decoder ----------------------------------------------------------------------------------------------------------
+// --- decoder ---------------------------------------------------------------------------------------------------------
 
 // Adds the time since the last call to a part's sum.
 class Laps {

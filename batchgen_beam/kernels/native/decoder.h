@@ -58,8 +58,8 @@ struct bg_decoder {
   const float* sines;
 };
 
-// Where the time of a forward pass goes, as its first thread sees it.  Where threads work on rows of their own, what they
-// wait for each other is told apart; elsewhere it is part of what they wait for.
+// Where the time of a forward pass goes, as its first thread sees it.  Where threads work on rows of their own, what
+// they wait for each other is told apart; elsewhere it is part of what they wait for.
 enum bg_part { BG_NORM, BG_QKV, BG_APPEND, BG_ATTENTION, BG_OUT, BG_GATE_UP, BG_DOWN, BG_HEAD, BG_WAIT, BG_PARTS };
 
 // What a wanted token comes to.  `logits_at[w]` is a line of `logits`, or -1 where the greatest logit is enough.

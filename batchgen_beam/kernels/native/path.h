@@ -1,6 +1,6 @@
 // The arithmetic of one instruction path, written once over the vectors of `vec_*.h`.
 //
-// Every output value is one chain of operations in a fixed order: how many rows, lines or threads work beside it never
+// Every output value is one tree of operations in a fixed order: how many rows, lines or threads work beside it never
 // reaches its bits.  Included by exactly one translation unit per path, after its vectors and its `Dot`.
 #pragma once
 
@@ -62,12 +62,13 @@ inline Vec exponential(Vec x) {
 inline Vec power(Vec x) {
   const Vec bounded = max(set1(-150.f), x), n = nearest(bounded), r = sub(bounded, n);
   Vec y = set1(1.52527338e-5f);
-  for (float term : {1.54035304e-4f, 1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.f})
+  for (float term : {1.54035304e-4f, 1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f,
+                     1.f})
     y = fma(y, r, set1(term));
   return times_power_of_two(y, n);
 }
 
-// --- products ---------------------------------------------------------------------------------------------------------
+// --- products --------------------------------------------------------------------------------------------------------
 
 template <class S, int R>
 void product_rows(const S* a, int64_t stride, const S* panel, int64_t steps, float* tile) {
@@ -161,7 +162,7 @@ template <class S> void swiglu(const void* gate_up, int64_t inner, void* out) {
   }
 }
 
-// --- lines ------------------------------------------------------------------------------------------------------------
+// --- lines -----------------------------------------------------------------------------------------------------------
 
 template <class S> void norm(const void* x, const void* weight, int64_t size, float epsilon, void* out) {
   const S* in = static_cast<const S*>(x);
@@ -197,7 +198,7 @@ template <class S> void put_key(const void* x, int64_t size, void* page, int64_t
   for (int64_t i = 0; i < size; i += PAIR<S>, to += PAGE * PAIR<S>) std::memcpy(to, in + i, PAIR<S> * sizeof(S));
 }
 
-// --- attention --------------------------------------------------------------------------------------------------------
+// --- attention -------------------------------------------------------------------------------------------------------
 
 constexpr int KEYS = 4 * LANES;  // keys whose scores are in registers together
 
@@ -251,14 +252,16 @@ void mix_wide(const Share<S>* shares, int begin, int end, const S* values, int64
   }
 }
 
-// One query line while the pages go by.  `sums` are the sums of shares * values, and behind them those of the shares, lane
-// by lane; a share is 2^((score - peak) * scale).
+// One query line while the pages go by.  `sums` are the sums of shares * values, and behind them those of the shares,
+// lane by lane; a share is 2^((score - peak) * scale).
 struct Line {
   float peak;
   float* sums;
 };
+static_assert(LANES * sizeof(float) + sizeof(Line) <= batchgen::LINE_STATE);
 
-constexpr float HEADROOM = 8.f;  // powers of two that a score may lie above the peak: what was summed seldom has to shrink
+// Powers of two that a score may lie above the peak: what was summed seldom has to shrink.
+constexpr float HEADROOM = 8.f;
 
 // The greatest of the scores in [begin, end), and LOWEST in place of the others.
 inline float find_peak(float* scores, int begin, int end) {
@@ -272,8 +275,8 @@ inline float find_peak(float* scores, int begin, int end) {
   return greatest(top);
 }
 
-// Scores of one page, the greatest of which is `peak`, become shares; `scale` > 0 brings them to powers of two.  While no
-// score is finite all shares are 0, and a line that ends so is not a number.
+// Scores of one page, the greatest of which is `peak`, become shares; `scale` > 0 brings them to powers of two.  While
+// no score is finite all shares are 0, and a line that ends so is not a number.
 template <class S>
 void take_page(const float* scores, float peak, float scale, int64_t size, Share<S>* shares, Line& line) {
   if ((peak - line.peak) * scale > HEADROOM) {
@@ -355,7 +358,8 @@ void attend_lines(const Queries& of, int first, int count, int64_t page, const N
   }
 }
 
-// `open(at, ahead)` gives the page that begins `at` bytes behind page 0, `ahead` the next one or below 0 after the last.
+// `open(at, ahead)` gives the page that begins `at` bytes behind page 0, `ahead` the next one or below 0 after the
+// last.
 template <class S, class Open> void attend_pages(const Queries& of, void* scratch, Open open) {
   constexpr int L = Dot<S>::LINES;
   const int count = of.tokens * of.heads;

@@ -1,7 +1,7 @@
 // Products of bfloat16 in the matrix unit's tiles; all else as AVX-512 with float32 accumulation does it.
 //
-// A product of up to 32 rows with one panel fills four tiles of results.  Each result is one chain over k in blocks of 32
-// inputs, whatever rows lie beside it.  The unit takes subnormal numbers for zero.
+// A product of up to 32 rows with one panel fills four tiles of results.  Each result is one chain over k in blocks of
+// 32 inputs, whatever rows lie beside it.  The unit takes subnormal numbers for zero.
 #include "vec_avx512.h"
 
 #include "dot.h"

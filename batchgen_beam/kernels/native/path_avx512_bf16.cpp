@@ -23,8 +23,8 @@ template <> struct Dot<uint16_t> {
   using Share = uint16_t;
   static constexpr int TOKENS = 2;
 
-  // sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.  Tokens go
-  // in pairs, an even one and the next; one of a pair that is outside counts as zeros, whatever its memory holds.
+  // sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.  Tokens
+  // go in pairs, an even one and the next; one of a pair that is outside counts as zeros, whatever its memory holds.
   template <int L, int V>
   static void mix(const Share* shares, int begin, int end, const uint16_t* values, int64_t size, float* const* sums,
                   const uint16_t* ahead) {

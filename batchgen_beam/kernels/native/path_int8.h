@@ -58,8 +58,8 @@ template <class S> void put_value_int8(const void* x, int64_t size, void* page, 
   scales_of(page, size)[slot] = step;
 }
 
-// [size / pair][64][pair]: a line of codes has one scale for each token.  Meanwhile `ahead`, a page of the same size, is
-// brought near; null: nothing is.
+// [size / pair][64][pair]: a line of codes has one scale for each token.  Meanwhile `ahead`, a page of the same size,
+// is brought near; null: nothing is.
 template <class S> void widen_keys(const int8_t* page, int64_t size, S* out, const int8_t* ahead) {
   constexpr int LINE_CODES = PAGE * PAIR<S>;
   const float* scales = scales_of(page, size);

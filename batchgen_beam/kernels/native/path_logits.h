@@ -9,8 +9,8 @@ namespace {
 
 using batchgen::BLOCK;
 
-// Takes the columns from id `first` on into a line; only the first `eligible` of them may be chosen.  Panels are `stride`
-// floats apart.
+// Takes the columns from id `first` on into a line; only the first `eligible` of them may be chosen.  Panels are
+// `stride` floats apart.
 inline void best(const float* panels, int64_t stride, int columns, int eligible, int32_t first, Best* line) {
   const auto at = [&](int c) { return panels + c / PANEL * stride + c % PANEL; };
   Vec top = set1(LOWEST), choice = top, finite = zero();
@@ -86,8 +86,8 @@ inline void weights(const float* x, int64_t count, float top, float temperature,
   }
 }
 
-// The logits that are not under `least`, and their ids, in ascending order of ids; the first has id `first`.  Returns how
-// many; behind them up to LANES values are overwritten.
+// The logits that are not under `least`, and their ids, in ascending order of ids; the first has id `first`.  Returns
+// how many; behind them up to LANES values are overwritten.
 inline int64_t gather(const float* x, int count, float least, int32_t first, int32_t* ids, float* values) {
   const Vec bound = set1(least);
   int64_t found = 0;

@@ -58,8 +58,8 @@ class Scratch {
   static int64_t room(int64_t count) { return (count + SLACK + 15) / 16 * 16; }
 };
 
-// Most likely first, as whole numbers of 31 bits in ascending order: by scaled logits, which are at or below zero (and 0 and
-// -0 are level), or by weights, which are at or above it.
+// Most likely first, as whole numbers of 31 bits in ascending order: by scaled logits, which are at or below zero (and
+// 0 and -0 are level), or by weights, which are at or above it.
 class Order {
  public:
   static Order by_logit(const Scratch& m) { return {m.scaled, 0}; }
@@ -165,7 +165,10 @@ class Row {
     const bool drawn = !s_.greedy[row_];
     const bool limited = drawn && s_.top_k[row_] > 0 && s_.top_k[row_] < s_.text;
     weigh(drawn && !limited);
-    const int64_t id = !drawn ? first_of(top_) : limited ? draw_limited() : s_.top_p[row_] < 1 ? draw_nucleus() : draw();
+    const int64_t id = !drawn                ? first_of(top_)
+                       : limited             ? draw_limited()
+                       : s_.top_p[row_] < 1 ? draw_nucleus()
+                                             : draw();
     s_.ids[row_] = id;
     s_.logprobs[row_] = logprob(x_[id]);
     if (s_.listed[row_] > 0) list();
@@ -267,7 +270,8 @@ class Row {
   int64_t draw_nucleus(int64_t count, double mass) const {
     const float* weights = m_.weights;
     const Order order = Order::by_weight(m_);
-    const Cut cut = select(m_, count, order, s_.top_p[row_] * mass, [weights](int64_t i) { return double{weights[i]}; });
+    const Cut cut =
+        select(m_, count, order, s_.top_p[row_] * mass, [weights](int64_t i) { return double{weights[i]}; });
     return draw(keep(m_, count, order, cut));
   }
 

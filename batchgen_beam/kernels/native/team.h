@@ -1,9 +1,10 @@
 // Threads that work through phases together.
 //
 // Owns the threads of the process: made when first needed, made again after a fork, asleep between calls.  Tasks of a
-// phase go to whoever is free, some first to whom they belong, so results must not depend on who computes what.  Waiting spins for some microseconds,
-// then sleeps: where a core is taken away the others wait for its thread, but they burn no time meanwhile.  A thread that
-// shares its core with another one of the team sleeps at once, since the other can't go on before.
+// phase go to whoever is free, some first to whom they belong, so results must not depend on who computes
+// what.  Waiting spins for some microseconds, then sleeps: where a core is taken away the others wait for its thread,
+// but they burn no time meanwhile.  A thread that shares its core with another one of the team sleeps at once, since
+// the other can't go on before.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,8 @@ class Team {
     wait(thread);
   }
 
-  // The same for at most 64 tasks of which each thread takes its own share first, the same share in every phase: what it
-  // left in its caches is there.  Then it takes what others have not begun.
+  // The same for at most 64 tasks of which each thread takes its own share first, the same share in every phase: what
+  // it left in its caches is there.  Then it takes what others have not begun.
   template <class Task> void own(int count, int thread, Task task) {
     for (int k = 0; k < count; k++) {
       const int i = (thread * count / threads_ + k) % count;
@@ -51,8 +52,8 @@ class Team {
   std::atomic<int> cores_[MOST_PLACED] = {};  // where each of the first threads was when it last came or went
 };
 
-// Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.  Throws before any
-// work begins where memory or a thread can't be had; `work` itself must not throw, for the others would wait.
+// Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.  Throws before
+// any work begins where memory or a thread can't be had; `work` itself must not throw, for the others would wait.
 void run_team(int threads, const std::function<void(Team&, int)>& work);
 
 }  // namespace batchgen

@@ -1,7 +1,7 @@
 // Eight tiles of 16 rows of 64 bytes, by the processor's matrix unit or in plain C++.
 //
-// Owns nothing between calls: `configure` comes before all else and `release` ends it, since other libraries use the same
-// tiles.  Tiles 0 to 3 hold float32 results, 4 and 5 rows of bfloat16, 6 and 7 pairs of rows of a weight.
+// Owns nothing between calls: `configure` comes before all else and `release` ends it, since other libraries use the
+// same tiles.  Tiles 0 to 3 hold float32 results, 4 and 5 rows of bfloat16, 6 and 7 pairs of rows of a weight.
 #pragma once
 
 #include <cstdint>
