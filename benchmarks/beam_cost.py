@@ -1,4 +1,4 @@
-"""What Beam costs: how much of the time from the first row to the last answer the engine does not compute.
+"""What Beam costs: how much of the time from its first row to its last step an engine does not compute.
 
 A workload (see `benchmarks.workload`) goes through the whole pipeline as Parquet, on the local runner.  Every row has
 to run to its `max_tokens`, so `--eos-id`, the only token that would end one earlier, is one that the model never gives.

@@ -22,7 +22,7 @@ constexpr int64_t LINES = 8;              // tokens of one task that goes token 
 constexpr int64_t TASKS = 8;              // of one thread in one phase of attention, where there is enough to do
 constexpr int64_t MOST_UNITS = 24;        // of one such task
 constexpr int64_t QUERY_LINES = 48;       // of one attention task: a page is in the nearest cache for all of them
-constexpr int64_t MEMORY_PAGE = 4096;     // bytes
+constexpr int64_t MEMORY_PAGE = 4096;     // bytes, the least that the system hands out
 
 int64_t blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
@@ -480,9 +480,9 @@ class Pass {
     const int64_t bytes = shape_.kv_heads * page_bytes(a_, shape_);
     for (int64_t t = 0; t < tokens_; t++) {
       if (b_.positions[t] % PAGE) continue;
-      for (int64_t i = 0; i < bytes; i += MEMORY_PAGE) {
-        static_cast<volatile char*>(page_of(a_, b_, shape_, row_[t], t, 0, cache.keys))[i] = 0;
-        static_cast<volatile char*>(page_of(a_, b_, shape_, row_[t], t, 0, cache.values))[i] = 0;
+      for (void* kept : {cache.keys, cache.values}) {
+        auto* page = static_cast<volatile char*>(page_of(a_, b_, shape_, row_[t], t, 0, kept));
+        for (int64_t i = 0; i < bytes; i += MEMORY_PAGE) page[i] = 0;
       }
     }
   }

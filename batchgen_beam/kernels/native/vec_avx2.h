@@ -47,8 +47,8 @@ inline Vec keep_lanes(Vec x, Vec other, int first, int last) {
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(inside));
 }
 
-// Puts the lanes of `x` that are not under `least`, and their ids, side by side; the first lane has id
-// `first`.  Returns how many lanes count.
+// Puts the lanes of `x` that are not under `least`, and their ids, side by side; the first lane has id `first`.
+// Returns how many lanes count.
 inline int keep_from(Vec x, Vec least, int32_t first, int32_t* ids, float* values) {
   unsigned kept = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, least, _CMP_GE_OQ)));
   if (!kept) return 0;
