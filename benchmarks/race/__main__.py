@@ -105,6 +105,9 @@ def _record(report: dict[str, Any], record: dict[str, Any], place: Path) -> None
 def run(args: argparse.Namespace) -> None:
     """One race: all repeats of all engines on one workload."""
     chosen = {one.name: one for one in engines(args.engines)}
+    once = {name for name in args.once.split(",") if name}
+    if not once <= chosen.keys():
+        raise SystemExit(f"--once {args.once}: not among the engines {', '.join(chosen)}")
     _check(list(chosen.values()), args.home)
     peers = {one.environment for one in chosen.values()} - {"project"}
     args.home.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
 
     place = args.out / f"race-{workload.name}.json"
     for record in race(list(chosen), repeats=args.repeats, retries=args.retries, most_others=args.most_others,
-                       run=start):
+                       run=start, once=once):
         _record(report, record, place)
     if args.roofline:
         _add_rates(report, workload, folder)
@@ -193,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--rows", type=int, help="only the first N rows")
     running.add_argument("--repeats", type=int, default=3)
+    running.add_argument("--once", default="", help="those of the engines that run in the first repeat only")
     running.add_argument("--retries", type=int, default=3, help="of a run that other processes disturbed")
     running.add_argument("--most-others", type=float, default=0.05, help="share of the CPU that others may use")
     running.add_argument("--active-rows", type=int, help="rows at once (256; for W4 128)")

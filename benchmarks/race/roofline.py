@@ -3,9 +3,9 @@
     python -m benchmarks.race.roofline CONFIG.json THREADS
 
 Products are timed with weights in bfloat16 that are new to the caches (copies of the matrix in turn), for 1 to 512 rows
-and 1 to THREADS threads, with torch (oneDNN) and with each instruction path of this project's kernels.  The rate of a
-shape is the best of all that; the rate of the model weighs the shapes by their FLOPs.  Reads are timed as sums over a
-GiB of floats, and as the weights that one-row products stream; the faster counts.
+on THREADS threads, with torch (oneDNN) and with each instruction path of this project's kernels.  The rate of a shape
+is the best of all that; the rate of the model weighs the shapes by their FLOPs.  Reads are timed as sums over a GiB of
+floats with 1 to THREADS threads, and as the weights that one-row products stream; the faster counts.
 """
 
 from __future__ import annotations
@@ -118,8 +118,7 @@ def best(shapes: Shapes, gemm: Sequence[dict[str, Any]], read: Sequence[dict[str
 
 def measure(shapes: Shapes, threads: int) -> dict[str, Any]:
     """All rates of this machine; takes about a minute."""
-    counts = range(1, threads + 1)
-    gemm, read = gemm_rates(shapes, counts), read_rates(counts)
+    gemm, read = gemm_rates(shapes, (threads,)), read_rates(range(1, threads + 1))
     return {"best": best(shapes, gemm, read), "gemm": gemm, "read": read}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from benchmarks.race.process import Outcome
@@ -33,18 +33,18 @@ def agreement(ours: Ids, theirs: Ids) -> dict[str, float]:
 
 
 def race(names: Sequence[str], *, repeats: int, retries: int, most_others: float,
-         run: Callable[[str, int, int], Outcome]) -> Iterator[dict[str, Any]]:
+         run: Callable[[str, int, int], Outcome], once: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """One record per process, as it ends.
 
     A process during whose batch others used more than `most_others` of the CPU is run again, at most `retries` times.
-    An engine that once failed or was over the limit is not run in later repeats.  Greedy ids are compared with those of
-    the first run of `ours` that came before.
+    An engine that once failed or was over the limit is not run in later repeats, nor is one of `once`.  Greedy ids are
+    compared with those of the first run of `ours` that came before.
     """
     out: set[str] = set()
     first_ours: Ids | None = None
     for repeat in range(repeats):
         for name in order(names, repeat):
-            if name in out:
+            if name in out or (repeat and name in once):
                 continue
             for attempt in range(retries + 1):
                 done = run(name, repeat, attempt)

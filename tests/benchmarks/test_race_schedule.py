@@ -51,6 +51,12 @@ def test_an_engine_without_a_result_is_not_run_again() -> None:
         ("A", 0, 0, "over 900 s"), ("B", 0, 0, "ok"), ("B", 1, 0, "ok")]
 
 
+def test_some_engines_run_once() -> None:
+    """The others have all their repeats."""
+    records = race(["A", "B"], repeats=3, retries=0, most_others=1.0, run=script(*[0.0] * 4), once={"B"})
+    assert [record["engine"] for record in records] == ["A", "B", "A", "A"]
+
+
 def test_agreement_counts_from_the_front() -> None:
     """Rows with equal ids, and ids before the first difference."""
     assert agreement([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 6]]) == {"equal_rows": 0.5, "mean_common_prefix": 2.0}
