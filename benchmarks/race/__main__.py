@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,16 +154,16 @@ def _panel(one: dict[str, Any]) -> dict[str, Any]:
 def _show(races: list[dict[str, Any]], home: Path, picture: Path) -> None:
     """Print the tables and draw the picture, if its environment is there."""
     print(markdown(races))
-    data = picture.with_suffix(".chart.json")
-    data.write_text(json.dumps([_panel(one) for one in races]))
     python = environments.python_of(home, environments.CHART)
     if not python.exists():
         _say(f"no picture: {python} is not there, run `setup`")
         return
-    command = [str(python), str(Path(__file__).with_name("chart.py")), str(data), str(picture)]
-    done = subprocess.run(command, check=False)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as data:
+        json.dump([_panel(one) for one in races], data)
+        data.flush()
+        command = [str(python), str(Path(__file__).with_name("chart.py")), data.name, str(picture)]
+        done = subprocess.run(command, check=False)
     _say(f"picture: {picture}" if done.returncode == 0 else "no picture")
-    data.unlink()
 
 
 def report(args: argparse.Namespace) -> None:
