@@ -21,7 +21,7 @@ from tests.package_sources import PACKAGE, ROOT, source_files
 LOCKS = ("run", "test", "bench", "gcp", "aws", "airflow", "tools", "demo-model")
 EXTRAS = ("test", "bench", "gcp", "aws")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", re.M)
-BINARY = {".parquet"}
+BINARY = {".parquet", ".png"}
 
 
 def tracked() -> list[Path]:
