@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.race.__main__ import report
 from benchmarks.race.report import find_races, markdown, summary
 
 OURS = {"kernels": "native", "device": "cpu", "path": "avx512_bf16", "version": 1, "dtype": "bfloat16",
@@ -90,3 +92,17 @@ def test_without_rates_there_is_no_share(race: dict[str, Any]) -> None:
     """A race without a roofline still has its table."""
     short = {key: value for key, value in race.items() if key not in ("roofline", "bound")}
     assert "| ours | 3 | 11.0 | 10.0-12.0 | 436 | 6.0 | 17.0 | 2.0 | 3.0 | - | 1.00 |" in markdown([short])
+
+
+def test_a_report_leaves_nothing_that_the_next_one_reads(race: dict[str, Any], tmp_path: Path,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the environment that draws, the tables are printed, each time the same."""
+    (tmp_path / "race-W1.json").write_text(json.dumps(race))
+    texts = []
+    for _ in range(2):
+        report(Namespace(folders=[tmp_path], home=tmp_path / "nothing"))
+        texts.append(capsys.readouterr())
+    assert texts[0] == texts[1]
+    assert "| ours | 3 |" in texts[0].out
+    assert "no picture" in texts[0].err
+    assert [file.name for file in tmp_path.iterdir()] == ["race-W1.json"]
