@@ -26,18 +26,20 @@ _COMPARE_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """A checkpoint that passed.  `tensors` maps parameters, in order of the type's table, to what
-    fills them; `ignored` tensors are stored and never read."""
+    """A checkpoint that passed.  `tensors` maps names of `parameters`, in order of the type's
+    table, to what fills them, which one tensor may do for several; `ignored` tensors are stored and never read."""
 
     folder: Path
     config: ModelConfig
     tensors: Mapping[str, TensorFacts]
+    parameters: Mapping[str, Parameter]
     ignored: tuple[str, ...]
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all parameters as stored."""
-        return sum(tensor.end - tensor.start for tensor in self.tensors.values())
+        tensors = {tensor.name: tensor for tensor in self.tensors.values()}
+        return sum(tensor.end - tensor.start for tensor in tensors.values())
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -54,17 +56,18 @@ def check_checkpoint(folder: Path) -> CheckpointFacts:
         raise CheckpointError(f"{folder} is quantised by {config.quantization!r}, which is not supported; "
                               "use the model's unquantised checkpoint")
     require_supported(config)
-    parameters = expected_parameters(config)
-    if not parameters:
-        return CheckpointFacts(folder=folder, config=config, tensors={}, ignored=())
+    if not expected_parameters(config):
+        return CheckpointFacts(folder=folder, config=config, tensors={}, parameters={}, ignored=())
     stored = read_tensors(folder)
+    parameters = expected_parameters(config, stored)
     _check_dtypes(stored)
     ignored = match_names(config, parameters, stored, folder)
     _check_shapes(parameters, stored)
     if HEAD in ignored:
         _check_tied_head(stored[EMBEDDING], stored[HEAD])
     tensors = {parameter.name: stored[parameter.stored] for parameter in parameters}
-    return CheckpointFacts(folder=folder, config=config, tensors=tensors, ignored=ignored)
+    return CheckpointFacts(folder=folder, config=config, tensors=tensors, ignored=ignored,
+                           parameters={parameter.name: parameter for parameter in parameters})
 
 
 def _check_dtypes(stored: Mapping[str, TensorFacts]) -> None:
@@ -79,9 +82,9 @@ def _check_dtypes(stored: Mapping[str, TensorFacts]) -> None:
 def _check_shapes(parameters: Iterable[Parameter], stored: Mapping[str, TensorFacts]) -> None:
     for parameter in parameters:
         tensor = stored[parameter.stored]
-        if tensor.shape != parameter.shape:
+        if tensor.shape != (parameter.stored_shape or parameter.shape):
             raise CheckpointError(f"{tensor.name} in {tensor.file} has shape {list(tensor.shape)}, config.json asks "
-                                  f"for {list(parameter.shape)}")
+                                  f"for {list(parameter.stored_shape or parameter.shape)}")
 
 
 def _check_tied_head(embedding: TensorFacts, head: TensorFacts) -> None:
