@@ -72,15 +72,16 @@ def _scores(logits_TE: Tensor, scoring: Scoring) -> Tensor:
 
 def _best(scores: Tensor, count: int) -> Tensor:
     """Places of the greatest in the last dimension, the lowest place first among equals."""
-    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
+    places: Tensor = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    return places[..., :count]
 
 
 def _sum(values: Tensor) -> Tensor:
     """Over the last dimension, from the first value to the last, keeping the dimension."""
-    first, *others = values.split(1, -1)
-    for other in others:
-        first = first + other
-    return first
+    total = values[..., :1]
+    for place in range(1, values.shape[-1]):
+        total = total + values[..., place : place + 1]
+    return total
 
 
 def _in_best_groups(ranked_TE: Tensor, rule: RouterRule) -> Tensor:
