@@ -26,9 +26,11 @@ from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
 from batchgen_beam.models.sampling import Sampled, SamplingLines
 
 __all__ = [
+    "Activation",
     "BatchView",
     "CacheKind",
     "CacheSpec",
+    "Expert",
     "Forward",
     "GroupKey",
     "KernelSet",
@@ -36,6 +38,7 @@ __all__ = [
     "LayerState",
     "Model",
     "PackedWeight",
+    "Routing",
     "Scores",
     "run_layers",
 ]

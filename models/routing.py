@@ -90,4 +90,5 @@ def _in_best_groups(ranked_TE: Tensor, rule: RouterRule) -> Tensor:
     leaders = torch.sort(ranked_TGM, dim=-1, descending=True).values[..., :rule.group_leaders]
     best_Tk = _best(_sum(leaders)[..., 0], rule.chosen_groups)
     out_TG = torch.ones_like(ranked_TGM[..., 0], dtype=torch.bool).scatter_(1, best_Tk, False)
-    return ranked_TGM.masked_fill(out_TG[..., None], -torch.inf).flatten(1)
+    kept_TE: Tensor = ranked_TGM.masked_fill(out_TG[..., None], -torch.inf).flatten(1)
+    return kept_TE

@@ -11,7 +11,7 @@ from batchgen_beam.config.families.gpt_oss import GptOssConfig
 from batchgen_beam.config.families.mistral import MixtralConfig
 from batchgen_beam.config.families.qwen import Qwen3MoeConfig
 from batchgen_beam.kernels.self_test import AttentionShape, ExpertShape, ModelShapes
-from batchgen_beam.models.experts import Activation
+from batchgen_beam.models.interface import Activation
 
 __all__ = ["model_shapes"]
 
