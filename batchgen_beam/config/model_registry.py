@@ -21,7 +21,8 @@ ConfigClass = TypeVar("ConfigClass", bound=type)
 
 _REGISTER: dict[str, type[ModelConfig]] = {}
 _SUPPORTED = frozenset({"llama", "batchgen_fake"})
-_OUTER_WINS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "dtype", "torch_dtype")
+_OUTER_WINS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "compression_config",
+               "dtype", "torch_dtype")
 
 
 def register_config(model_type: str, *, replace: bool = False) -> Callable[[ConfigClass], ConfigClass]:
