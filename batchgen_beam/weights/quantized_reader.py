@@ -32,8 +32,6 @@ _ZERO_POINTS_A_WORD = 8
 
 def read_quantized(tensor: QuantizedTensor, shape: tuple[int, ...], open_part: OpenPart, dtype: torch.dtype) -> Tensor:
     """The weight of `shape`, which its parts have been checked for, dequantised to float32 and rounded to `dtype`."""
-    if tensor.quantization.storage is Storage.MXFP4_EXPERTS:
-        return torch.stack([read_quantized_expert(tensor, shape, index, open_part, dtype) for index in range(shape[0])])
     weight, scale_rc, zeros = open_part(tensor.weight), _scale(tensor, open_part(tensor.scale)[...]), None
     if tensor.zero_point is not None:
         zeros = open_part(tensor.zero_point)[...]
