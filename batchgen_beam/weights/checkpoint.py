@@ -1,8 +1,8 @@
 """Whether a folder is a checkpoint that can be run, decided from names, headers and config.json alone.
 
 Owns the refusals: each names the thing and the remedy.  Loads no tensor; only the bytes of a stored output projection
-beside tied embeddings are compared, and the sizes read that INT4 weights have beside them.  Does not know torch, kernels
-or Beam.
+beside tied embeddings are compared, and the sizes read that INT4 weights have beside them.  Does not know torch,
+kernels or Beam.
 """
 
 from __future__ import annotations

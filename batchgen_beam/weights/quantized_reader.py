@@ -68,7 +68,8 @@ def _scale(tensor: QuantizedTensor, stored: Tensor) -> Tensor:
     return scale_values(stored).reshape(1 if rows is None else len(stored), -1 if columns is not None else 1)
 
 
-def _by_pieces(values: Callable[[int, int], Tensor], shape_OI: tuple[int, ...], step: int, dtype: torch.dtype) -> Tensor:
+def _by_pieces(values: Callable[[int, int], Tensor], shape_OI: tuple[int, ...], step: int,
+               dtype: torch.dtype) -> Tensor:
     result_OI = torch.empty(shape_OI, dtype=dtype)
     rows = max(1, PIECE // (shape_OI[1] * step)) * step
     for start in range(0, shape_OI[0], rows):

@@ -9,7 +9,7 @@ Shape letters: O output rows, I input columns, E experts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,8 +103,8 @@ def _gather_one(name: str, left: dict[str, TensorFacts], quantization: Quantizat
     scales = [name + end for end in form.scales if name + end in left]
     if len(scales) != 1:
         wanted = " or ".join(name + end for end in form.scales)
-        raise CheckpointError(f"{weight.name} in {weight.file} is quantised ({weight.dtype}) and "
-                              + (f"has two scales ({', '.join(scales)})" if scales else f"its scale {wanted} is absent"))
+        fault = f"has two scales ({', '.join(scales)})" if scales else f"its scale {wanted} is absent"
+        raise CheckpointError(f"{weight.name} in {weight.file} is quantised ({weight.dtype}) and {fault}")
     entry = quantization.plain_modules.entry_of(name.removesuffix(".weight"))
     if entry is not None:
         raise CheckpointError(f"{weight.name} in {weight.file} is stored quantised ({weight.dtype}), but config.json "
@@ -162,8 +162,8 @@ def _wanted_shapes(tensor: QuantizedTensor,
                               f"{list(shape)} by config.json, for which {tensor.quantization.method} has no form")
     *experts, outputs, inputs = shape if storage is not Storage.MXFP4_EXPERTS else (shape[0], shape[2], shape[1])
     if storage in (Storage.MXFP4, Storage.MXFP4_EXPERTS) and inputs % MX_GROUP:
-        raise CheckpointError(f"{tensor.weight.name} in {tensor.file}: {tensor.name} has {inputs} inputs by config.json,"
-                              f" and {tensor.quantization.method} needs a multiple of {MX_GROUP}")
+        raise CheckpointError(f"{tensor.weight.name} in {tensor.file}: {tensor.name} has {inputs} inputs by "
+                              f"config.json, and {tensor.quantization.method} needs a multiple of {MX_GROUP}")
     rows, columns = (1 if each is None else -(-size // each)
                      for size, each in zip((outputs, inputs), block, strict=True))
     grids = [(*experts, rows, columns)] + [(rows,)] * (block[1] is None) + [()] * (block == (None, None))
