@@ -177,6 +177,6 @@ def test_own_config_decides(tmp_path: Path) -> None:
     folder = write_single(tmp_path / "DeepSeek-R1", tensors())
     assert type(check_checkpoint(folder).config) is LlamaConfig
     assert type(load_config("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")) is Qwen2Config
-    other = write_config(tmp_path / "Llama-3.1-8B", model_type="deepseek_v3")
-    with pytest.raises(CheckpointError, match=r"config known, model not supported yet .*'deepseek_v3'"):
+    other = write_config(tmp_path / "Llama-3.1-8B", model_type="glm_moe_dsa")
+    with pytest.raises(CheckpointError, match=r"config known, model not supported yet .*'glm_moe_dsa'"):
         check_checkpoint(other)

@@ -53,7 +53,8 @@ class Form:
     make: Callable[[tuple[int, int], torch.Generator], tuple[dict[str, Tensor], Tensor]]
 
 
-def fp8_block(block: tuple[int, int], kind: str) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+def fp8_block(block: tuple[int, int], kind: str,
+              end: str = "_scale_inv") -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
     """FP8 in blocks, with float32 scales or exponents as bytes or as the number format for them."""
     def make(shape: tuple[int, int], generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         rows, columns = shape
@@ -64,7 +65,7 @@ def fp8_block(block: tuple[int, int], kind: str) -> Callable[..., tuple[dict[str
         values = [[e4m3(code) * worth[r // block[0]][c // block[1]] for c, code in enumerate(row)]
                   for r, row in enumerate(weight.tolist())]
         stored = scale.view(torch.float8_e8m0fnu) if kind == "exponent" else scale
-        return {"": weight.view(torch.float8_e4m3fn), "_scale_inv": stored}, torch.tensor(values)
+        return {"": weight.view(torch.float8_e4m3fn), end: stored}, torch.tensor(values)
     return make
 
 
@@ -146,8 +147,7 @@ FORMS = {
     "fp8 one scale": Form(config=fp8(None), make=fp8_lines(False, lambda rows: (), "_scale_inv")),
     "float-quantized block": Form(
         config=compressed("float-quantized", 8, "float", strategy="block", block_structure=[40, 48]),
-        make=lambda shape, generator: ((made := fp8_block((40, 48), "float")(shape, generator))[0]
-                                       and ({"": made[0][""], "_scale": made[0]["_scale_inv"]}, made[1]))),
+        make=fp8_block((40, 48), "float", "_scale")),
     "float-quantized channel": Form(config=compressed("float-quantized", 8, "float", strategy="channel"),
                                     make=fp8_lines(True, lambda rows: (rows, 1))),
     "float-quantized flat channel": Form(config=compressed("float-quantized", 8, "float", strategy="channel"),
