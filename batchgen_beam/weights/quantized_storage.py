@@ -132,8 +132,8 @@ def _check_rest(left: Mapping[str, TensorFacts], found: Mapping[str, StoredTenso
         match = _PART.fullmatch(name)
         if match is not None:
             owner = next(group for group in match.groups() if group is not None)
-            fault = ("is not stored" if owner not in found | left else
-                     "is stored plain" if owner in left else "has no such part by config.json")
+            fault = ("is stored plain" if owner in left else
+                     "has no such part by config.json" if owner in found else "is not stored")
             raise CheckpointError(f"{name} in {tensor.file} is part of a quantised {owner}, which {fault}")
         if tensor.dtype not in PLAIN_DTYPES:
             raise CheckpointError(f"{name} in {tensor.file} is stored as {tensor.dtype}, which is neither plain "

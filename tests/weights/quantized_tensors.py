@@ -99,7 +99,8 @@ def int4(group: int | None, symmetric: bool = True) -> Callable[..., tuple[dict[
         zeros = codes((rows, groups), generator, high=16).tolist()
         scale = (scales((rows, groups), generator) * 16).to(torch.bfloat16)
         worth = scale.float().tolist()
-        values = [[(number - (8 if symmetric else zeros[r][c // (group or columns)])) * worth[r][c // (group or columns)]
+        size = group or columns
+        values = [[(number - (8 if symmetric else zeros[r][c // size])) * worth[r][c // size]
                    for c, number in enumerate(row)] for r, row in enumerate(numbers)]
         parts = {"_packed": torch.tensor([pack(row) for row in numbers], dtype=torch.int32), "_scale": scale,
                  "_shape": torch.tensor(shape)}
@@ -113,7 +114,7 @@ def int4(group: int | None, symmetric: bool = True) -> Callable[..., tuple[dict[
 def mxfp4(shape: tuple[int, int], generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     """MXFP4 of compressed-tensors."""
     rows, columns = shape
-    packed, scale = codes((rows, columns // 2), generator), codes((rows, columns // 32), generator, 118, 124)
+    packed, scale = codes((rows, columns // 2), generator), codes((rows, -(-columns // 32)), generator, 118, 124)
     values = [[e2m1(packed_row[c // 2] >> 4 * (c % 2) & 15) * e8m0(scale_row[c // 32]) for c in range(columns)]
               for packed_row, scale_row in zip(packed.tolist(), scale.tolist(), strict=True)]
     return {"_packed": packed, "_scale": scale}, torch.tensor(values)

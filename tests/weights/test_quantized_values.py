@@ -58,7 +58,7 @@ def test_order_of_int4() -> None:
 
 @pytest.mark.parametrize("shape", [(160, 200), (576, 130), (1, 1), (128, 128), (129, 1)])
 def test_ragged_blocks(shape: tuple[int, int]) -> None:
-    """Blocks of 128 by 128 begin at multiples of 128, whatever the size: the last ones are cut off, none is stretched."""
+    """Blocks of 128 by 128 begin at multiples of 128, whatever the size: the last are cut off, none is stretched."""
     parts, wanted = fp8_block((128, 128), "float")(shape, torch.Generator().manual_seed(sum(shape)))
     assert torch.equal(fp8_values(parts[""], parts["_scale_inv"], (128, 128)), wanted)
 
