@@ -5,9 +5,11 @@ Owns the derived sizes and the checks between keys.  Does not know single famili
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from batchgen_beam.config.quantization import Quantization, read_quantization
 from batchgen_beam.config.reading import JsonObject, json_field, read_fields
 from batchgen_beam.config.rope import PLAIN_KINDS, RopeParameters, rope_reader
 from batchgen_beam.errors import CheckpointError
@@ -34,16 +36,12 @@ def eos_field(*ids: int) -> Any:
     return json_field(ids, reader=lambda source, default: read_eos_ids(source))
 
 
-def _read_quantization(source: JsonObject, default: None) -> str | None:
-    found = source.child("quantization_config") or source.child("compression_config")
-    if found is None or not found.values:
-        return None
-    return str(found.values.get("quant_method") or "unnamed method")
+_STORED: Mapping[str, Any] = {"reader": lambda source, default: read_quantization(source)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Facts that hold for any model.  `quantization` is the method named by the file, None for plain weights."""
+    """Facts that hold for any model.  `stored` says how its weights are quantised, None for plain ones."""
 
     architecture_names: ClassVar[tuple[str, ...]] = ()
     """Values of `architectures` in config.json that mean this class."""
@@ -58,7 +56,12 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = eos_field()
     dtype: str | None = json_field(None, "dtype", "torch_dtype")
-    quantization: str | None = json_field(None, reader=_read_quantization)
+    stored: Quantization | None = field(default=None, metadata=_STORED)
+
+    @property
+    def quantization(self) -> str | None:
+        """The method named by the file, None for plain weights."""
+        return None if self.stored is None else self.stored.method
 
     @classmethod
     def from_json(cls, source: JsonObject, **given: Any) -> Self:
