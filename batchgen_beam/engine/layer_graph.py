@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["LayerWork", "Resource", "Task", "Timeline", "busy_seconds", "pass_tasks", "schedule"]
+__all__ = ["LayerWork", "Resource", "Task", "Timeline", "least_seconds", "pass_tasks", "schedule"]
 
 
 class Resource(StrEnum):
@@ -71,16 +71,18 @@ class LayerWork:
         return self.read > 0 or self.copy > 0
 
 
-def busy_seconds(layers: Iterable[LayerWork], head: float) -> dict[Resource, float]:
-    """What the tasks of a pass take on each resource; no schedule can be shorter than the greatest of them."""
-    busy = dict.fromkeys(Resource, 0.0)
-    busy[Resource.COMPUTE] = head
+def least_seconds(layers: Iterable[LayerWork], head: float, buffers: int) -> float:
+    """What no schedule of a pass is shorter than: the work of its busiest resource, and the time for which all buffers
+    together are taken, from the first byte of a piece to the end of its use."""
+    compute, disk, to_device, to_host, held = head, 0.0, 0.0, 0.0, 0.0
     for work in layers:
-        busy[Resource.COMPUTE] += work.sub_batches * work.attention + work.combine + work.chunks * work.feed_forward
-        busy[Resource.DISK] += work.chunks * work.read
-        busy[Resource.TO_DEVICE] += work.chunks * work.copy + work.sub_batches * work.restore
-        busy[Resource.TO_HOST] += work.sub_batches * work.offload
-    return busy
+        compute += work.sub_batches * work.attention + work.combine + work.chunks * work.feed_forward
+        disk += work.chunks * work.read
+        to_device += work.chunks * work.copy + work.sub_batches * work.restore
+        to_host += work.sub_batches * work.offload
+        if work.is_streamed:
+            held += work.chunks * (work.read + work.copy + work.feed_forward)
+    return max(compute, disk, to_device, to_host, held / buffers)
 
 
 def pass_tasks(layers: Sequence[LayerWork], head: float, buffers: int) -> Iterator[Task]:

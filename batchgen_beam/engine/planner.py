@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from batchgen_beam.engine.layer_graph import LayerWork, Resource, busy_seconds, pass_tasks, schedule
+from batchgen_beam.engine.layer_graph import LayerWork, Resource, least_seconds, pass_tasks, schedule
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
 from batchgen_beam.engine.tiers import Budgets, Choice, Placement, Shortage, Tier, Workload, place, streamable
 from batchgen_beam.errors import OptionError
 
 __all__ = ["BatchPlan", "Costs", "choices", "evaluate", "plan_batches"]
 
-_MOST_SUB_BATCHES = 32
+_MOST_SUB_BATCHES = 16
 _MOST_TOKENS = 1 << 16
 _BUFFERS = (2, 3)
-_CHUNKS = (1, 4, 16, 64)
+_CHUNKS = (1, 4, 16)
 
 
 class Costs(Protocol):
@@ -106,7 +106,7 @@ def _refusal(model: ModelLoad, shortage: Shortage) -> OptionError:
 
 
 def choices(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workload) -> Iterator[Choice]:
-    """All that is considered; batches on a grid of powers of two and half-way between them."""
+    """All that is considered; batches on a grid of powers of two."""
     grid = _grid(min(_MOST_TOKENS, work.rows * work.row_tokens), work.rows)
     routed = any(layer.experts for layer in model.layers)
     streams = sum(streamable(layer, True) for layer in model.layers) > _room(model, budgets)
@@ -131,12 +131,8 @@ def _room(model: ModelLoad, budgets: Budgets) -> int:
 
 
 def _grid(most: int, rows: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, ... up to `most`, and `rows`."""
-    grid, power = {min(rows, most)}, 1
-    while power <= most:
-        grid |= {power, min(most, power * 3 // 2)}
-        power *= 2
-    return sorted(grid)
+    """Powers of two up to `most`, and `rows`."""
+    return sorted({min(rows, most), *(1 << bit for bit in range(most.bit_length()))})
 
 
 def evaluate(model: ModelLoad, costs: Costs, work: Workload, choice: Choice, placement: Placement) -> BatchPlan:
@@ -163,7 +159,7 @@ def _total(work: Workload, choice: Choice, step: float, prompt: float) -> float:
 def _bound(model: ModelLoad, costs: Costs, work: Workload, choice: Choice, placement: Placement) -> float:
     """No schedule of the choice is shorter."""
     step, prompt = (
-        max(busy_seconds(*_pass(model, costs, work, choice, placement, tokens, prompt=prompt)).values())
+        least_seconds(*_pass(model, costs, work, choice, placement, tokens, prompt=prompt), choice.buffers)
         for tokens, prompt in ((min(choice.b_moe, work.rows), False), (_prompt_tokens(work, choice), True)))
     return _total(work, choice, step, prompt) * (1 - 1e-9)
 
