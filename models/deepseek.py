@@ -18,7 +18,8 @@ __all__ = ["DeepseekModel"]
 
 
 class DeepseekModel(Decoder[LatentAttention, FeedForward]):
-    """Parameters of a block: those of `LatentAttention`, and of `SparseFeedForward` or `feed_forward.{gate,up,down}`."""
+    """Parameters of a block: those of `LatentAttention`, and those of
+    `SparseFeedForward` or `feed_forward.{gate,up,down}`."""
 
     def __init__(self, config: MlaConfig, get: TensorSource, kernels: KernelSet) -> None:
         super().__init__(config, Parameters(get, kernels), partial(_block, config))

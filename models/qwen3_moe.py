@@ -17,7 +17,8 @@ __all__ = ["Qwen3MoeModel"]
 
 
 class Qwen3MoeModel(Decoder[GroupedAttention, FeedForward]):
-    """Parameters of a block: those of `GroupedAttention`, and of `SparseFeedForward` or `feed_forward.{gate,up,down}`."""
+    """Parameters of a block: those of `GroupedAttention`, and those of
+    `SparseFeedForward` or `feed_forward.{gate,up,down}`."""
 
     def __init__(self, config: Qwen3MoeConfig, get: TensorSource, kernels: KernelSet) -> None:
         super().__init__(config, Parameters(get, kernels), partial(_block, config))

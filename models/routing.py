@@ -1,9 +1,9 @@
 """Which experts a token goes to, and with what weights: the rules of routers, in float32.
 
-Softmax over all experts (Mixtral, Qwen3, DeepSeek-V2), sigmoid with a correction bias and groups of experts (DeepSeek-V3,
-arXiv:2412.19437, section 2.1.2), or softmax over the chosen ones alone (GPT-OSS).  Ties go to the lowest id.  A token's
-result depends on its own logits alone: sums over few columns are written out, since a library's reduction may go another
-way for other shapes, and `exp` is the only transcendental beside the row-wise softmax.
+Softmax over all experts (Mixtral, Qwen3, DeepSeek-V2), sigmoid with a correction bias and groups of experts
+(DeepSeek-V3, arXiv:2412.19437, section 2.1.2), or softmax over the chosen ones alone (GPT-OSS).  Ties go to the lowest
+id.  A token's result depends on its own logits alone: sums over few columns are written out, since a library's
+reduction may go another way for other shapes, and `exp` is the only transcendental beside the row-wise softmax.
 Does not know experts, weights or layers.
 
 Shape suffixes: T tokens, E experts, k chosen ones, G groups, M experts of a group.
@@ -72,7 +72,7 @@ def _scores(logits_TE: Tensor, scoring: Scoring) -> Tensor:
 
 def _best(scores: Tensor, count: int) -> Tensor:
     """Places of the greatest in the last dimension, the lowest place first among equals."""
-    return torch.sort(scores, -1, descending=True, stable=True).indices[..., :count]
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _sum(values: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _sum(values: Tensor) -> Tensor:
 def _in_best_groups(ranked_TE: Tensor, rule: RouterRule) -> Tensor:
     """Minus infinity for the experts of all but the best groups."""
     ranked_TGM = ranked_TE.unflatten(1, (rule.groups, -1))
-    leaders = torch.sort(ranked_TGM, -1, descending=True).values[..., :rule.group_leaders]
+    leaders = torch.sort(ranked_TGM, dim=-1, descending=True).values[..., :rule.group_leaders]
     best_Tk = _best(_sum(leaders)[..., 0], rule.chosen_groups)
     out_TG = torch.ones_like(ranked_TGM[..., 0], dtype=torch.bool).scatter_(1, best_Tk, False)
     return ranked_TGM.masked_fill(out_TG[..., None], -torch.inf).flatten(1)

@@ -1,12 +1,12 @@
 """The tables of tensors of sparse families: Mixtral, Qwen3-MoE, DeepSeek-V2 and V3, Kimi-K2, GPT-OSS.
 
 A row is the tensor's name within its layer, the parameter's name, and its shape in letters.  Experts come one tensor
-each, as published; or all in one tensor, `[E, 2 M, D]` with gate before up, as some tools write them again; or (GPT-OSS)
-`[E, D, 2 M]` with gate and up in turn.  Does not know files, dtypes or the matching of names.
+each, as published; or all in one tensor, `[E, 2 M, D]` with gate before up, as some tools write them again; or
+(GPT-OSS) `[E, D, 2 M]` with gate and up in turn.  Does not know files, dtypes or the matching of names.
 
-Shape letters: V vocabulary, D hidden size, H query heads, h head size, Q = H * h, K key/value heads * h, I intermediate,
-E experts, M an expert's intermediate, S that of the shared expert; of latent attention: q query rank, c latent size,
-e = c + rotated, A = H * (plain + rotated), B = H * (plain + value), O = H * value.
+Shape letters: V vocabulary, D hidden size, H query heads, h head size, Q = H * h, K key/value heads * h,
+I intermediate, E experts, M an expert's intermediate, S that of the shared expert; of latent attention: q query rank,
+c latent size, e = c + rotated, A = H * (plain + rotated), B = H * (plain + value), O = H * value.
 """
 
 from __future__ import annotations
