@@ -61,10 +61,12 @@ class EngineSettings:
 
     `kv_dtype` is what keys and values are kept in, `auto`: in `dtype`.
     `max_rows` rows run at once; a forward pass takes about `step_tokens` tokens, prompts in chunks of `prefill_chunk`
-    (0: whole); `kv_memory` and `kv_host_memory` are bytes, 0 on the host turns that tier (HELD) off; `threads` 0 is one
-    per core, `kv_memory` 0 a share of what is free, both found by whoever loads the engine; `max_context` (tokens)
-    bounds prompt and answer below the model's own limit; with `prefix_sharing`, full pages that several prompts begin
-    with are computed and kept once; with `longest_first`, rows that may run longest are admitted first.
+    (0: whole); attention runs on `attention_batch` rows at a time and what goes token by token on `expert_batch` tokens
+    (0: all), which changes memory and time but no bit; `kv_memory` and `kv_host_memory` are bytes,
+    0 on the host turns that tier (HELD) off; `threads` 0 is one per core, `kv_memory` 0 a share of what is free, both
+    found by whoever loads the engine; `max_context` (tokens) bounds prompt and answer below the model's own limit; with
+    `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with `longest_first`, rows
+    that may run longest are admitted first.
     """
 
     dtype: str = "bfloat16"
@@ -74,6 +76,8 @@ class EngineSettings:
     max_rows: int = 256
     step_tokens: int = 512
     prefill_chunk: int = 256
+    attention_batch: int = 0
+    expert_batch: int = 0
     kv_memory: int = 1 << 30
     kv_host_memory: int = 0
     max_context: int | None = None
@@ -88,7 +92,8 @@ class EngineSettings:
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),
-                            ("kv_memory", 0), ("kv_host_memory", 0), ("max_context", 2)):
+                            ("attention_batch", 0), ("expert_batch", 0), ("kv_memory", 0), ("kv_host_memory", 0),
+                            ("max_context", 2)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")

@@ -146,6 +146,9 @@ OPTIONS = (
     Option("--max-rows", _integer, "rows that one engine runs at once", "N", 256),
     Option("--step-tokens", _integer, "tokens of one forward pass", "N", 512),
     Option("--prefill-chunk", _integer, "prompt tokens of one row in a forward pass; 0: the whole prompt", "N", 256),
+    Option("--attention-batch", _integer, "rows whose attention is computed together; 0: all", "N", 0),
+    Option("--expert-batch", _integer, "tokens that go through a layer's feed-forward part or its experts together; 0: "
+           "all", "N", 0),
     Option("--kv-memory", parse_size, "memory for KV pages; default: a quarter of what is free", "SIZE"),
     Option("--kv-host-memory", parse_size, "memory of the second KV tier, for held rows; 0: off", "SIZE", 0),
     Option("--max-context", _integer, "prompt + answer tokens of a row; default: the model's limit", "N"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from batchgen_beam.config.quantization import Quantization
+from batchgen_beam.config.stored_bytes import is_plain, matrix_bytes
 
 __all__ = ["DTYPE_BYTES", "NO_PART", "Cache", "LayerSizes", "Matrix", "ModelSizes", "Part", "WeightForm"]
 
@@ -28,9 +29,9 @@ class WeightForm:
 
     def matrix(self, module: str, matrix: Matrix) -> int:
         """Bytes of the matrix itself, without its bias."""
-        if self.stored is None or matrix.plain or self.stored.keeps(f"{module}.{matrix.name}"):
+        if self.stored is None or matrix.plain or is_plain(self.stored, f"{module}.{matrix.name}"):
             return matrix.outputs * matrix.inputs * DTYPE_BYTES[self.dtype]
-        return self.stored.matrix_bytes(matrix.outputs, matrix.inputs)
+        return matrix_bytes(self.stored, matrix.outputs, matrix.inputs)
 
 
 @dataclass(frozen=True, slots=True)

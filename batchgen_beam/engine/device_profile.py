@@ -46,7 +46,8 @@ class DeviceProfile:
 
 def profile_names() -> tuple[str, ...]:
     """The profiles that come with the package."""
-    return tuple(sorted(entry.name.removesuffix(_SUFFIX) for entry in _FOLDER.iterdir() if entry.name.endswith(_SUFFIX)))
+    names = [entry.name for entry in _FOLDER.iterdir()]
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
 
 
 def load_profile(name: str) -> DeviceProfile:

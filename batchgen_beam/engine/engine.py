@@ -18,6 +18,7 @@ from batchgen_beam.engine.budget import page_budget
 from batchgen_beam.engine.executor import Executor
 from batchgen_beam.engine.kv_pool import KVPool
 from batchgen_beam.engine.live_rows import LiveRows
+from batchgen_beam.engine.primitives import SubBatching
 from batchgen_beam.engine.sampler import choose
 from batchgen_beam.engine.scheduler import Plan, PrefillChunk, Schedule, Snapshot, schedule
 from batchgen_beam.engine.sequence import Sequence as RowSequence
@@ -56,7 +57,8 @@ class Engine:
         self._facts = facts
         self._vocabulary = model.vocab_size
         self._kernels = kernels
-        self._executor = Executor(model, kernels, budget)
+        self._executor = Executor(model, kernels, budget, SubBatching(attention=settings.attention_batch,
+                                                                      expert=settings.expert_batch))
         self._pool = KVPool(budget.device, budget.host, share=settings.prefix_sharing)
         self._table = SlotTable(settings.max_rows, self._pool.groups, facts.eos_ids, model.vocab_size)
         self._live = LiveRows(self._pool, self._table, self._executor)

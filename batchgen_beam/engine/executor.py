@@ -16,6 +16,7 @@ from torch import Tensor
 from batchgen_beam.engine.batch import PackedBatch
 from batchgen_beam.engine.budget import PageBudget
 from batchgen_beam.engine.kv_pool import PageCopy
+from batchgen_beam.engine.primitives import WHOLE, SubBatching, combined_forward
 from batchgen_beam.models.caches import GroupKey
 from batchgen_beam.models.interface import BatchView, KernelSet, Model, Scores
 from batchgen_beam.settings import PAGE_TOKENS
@@ -28,8 +29,10 @@ Caches = list[dict[str, Tensor]]
 class Executor:
     """A model, its kernel set, and the cache tensors on the device and the host."""
 
-    def __init__(self, model: Model, kernels: KernelSet, budget: PageBudget) -> None:
+    def __init__(self, model: Model, kernels: KernelSet, budget: PageBudget,
+                 sub_batching: SubBatching = WHOLE) -> None:
         self._model = model
+        self._sub_batching = sub_batching
         self._device = kernels.device
         self._zeroes = kernels.wants_zero_pages
         self._groups = [{spec.name: spec.group for spec in layer.cache_spec()} for layer in model.layers]
@@ -83,7 +86,9 @@ class Executor:
             state_slots_R=self._put(batch.state_slots_R),
             caches=self._caches,
         )
-        return self._model.forward(view)
+        if self._sub_batching.is_whole:
+            return self._model.forward(view)
+        return combined_forward(self._model, view, self._sub_batching)
 
     def _put(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

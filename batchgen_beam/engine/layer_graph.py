@@ -86,8 +86,11 @@ def least_seconds(layers: Iterable[LayerWork], head: float, buffers: int) -> flo
 
 
 def pass_tasks(layers: Sequence[LayerWork], head: float, buffers: int) -> Iterator[Task]:
-    """The tasks of a pass.  A piece of weights needs one of `buffers` buffers, which is free again when the piece before
-    it in the ring has been used; of keys and values on the host, two sub-batches are on the device at a time."""
+    """The tasks of a pass.
+
+    A piece of weights needs one of `buffers` buffers, which is free again when the piece before it in the ring has been
+    used; of keys and values on the host, two sub-batches are on the device at a time.
+    """
     used: list[str] = []
     before: tuple[str, ...] = ()
     for index, work in enumerate(layers):

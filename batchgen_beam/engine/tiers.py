@@ -53,10 +53,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Choice:
-    """What a plan decides: tokens of an attention sub-batch and of a pass, pieces of a streamed layer, buffers for them.
+    """What a plan decides: tokens of an attention sub-batch and of a pass, pieces of a streamed layer, their buffers.
 
-    `kv_on_host`: keys and values of all rows lie there, and come for each sub-batch; `on_demand`: only experts that were
-    chosen are fetched, after the router; `whole`: attention's weights are streamed with their layer.
+    `kv_on_host`: keys and values of all rows lie there, and come for each sub-batch; `on_demand`: only experts that
+    were chosen are fetched, after the router; `whole`: attention's weights are streamed with their layer.
     """
 
     b_attn: int

@@ -29,7 +29,7 @@ NAMES = {
 """Fields that some of transformers' classes call otherwise."""
 
 DERIVED_THERE = {"model_type", "layer_types", "indexer_types", "no_rope_layers", "name_or_path", "dtype", "rope",
-                 "local_rope", "stored"}
+                 "local_rope", "quantization"}
 TEXT_OF_OTHERS = {"mistral3": "mistral", "gemma3": "gemma3_text", "kimi_k25": "deepseek_v3"}
 
 FAMILIES = sorted(set(get_registered_models()) - NOT_IN_TRANSFORMERS)

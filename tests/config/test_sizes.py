@@ -12,9 +12,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from batchgen_beam.config.model_registry import get_registered_models, load_config
 from batchgen_beam.config.model_sizes import model_sizes
-from batchgen_beam.config.quantization import Quantization, StorageForm, read_quantization
+from batchgen_beam.config.quantization import Quantization, read_quantization
 from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.config.sizes import ModelSizes, WeightForm
+from batchgen_beam.config.quantization_bytes import matrix_bytes
 from batchgen_beam.errors import CheckpointError
 
 BFLOAT16 = WeightForm(dtype="bfloat16")
@@ -107,7 +108,7 @@ def r1(folder: Path, **changes: object) -> tuple[ModelSizes, WeightForm]:
     """Its sizes, and the form that its file says the weights are stored in."""
     (folder / "config.json").write_text(json.dumps({**R1, **changes}))
     config = load_config(str(folder))
-    return model_sizes(config), WeightForm(dtype="bfloat16", stored=config.stored)
+    return model_sizes(config), WeightForm(dtype="bfloat16", stored=config.quantization)
 
 
 def test_deepseek_r1_parameters_by_hand(tmp_path: Path) -> None:
@@ -176,52 +177,41 @@ def test_windows_and_states_bound_a_row(tmp_path: Path) -> None:
 
 def quantised(values: dict[str, object]) -> Quantization:
     """What a file with this `quantization_config` says."""
-    found = read_quantization(JsonObject({"quantization_config": values}, "config.json"))
+    found = read_quantization(JsonObject({"quantization_config": values}, "config.json"), None)
     assert found is not None
     return found
+
+
+def packed(form: str, **weights: object) -> dict[str, object]:
+    """A `quantization_config` of compressed-tensors."""
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": {"weights": weights}}}
 
 
 @pytest.mark.parametrize(("values", "stored"), [
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 576 * 200 + 5 * 2 * 4),
     ({"quant_method": "fp8"}, 576 * 200 + 4),
+    ({"quant_method": "fp8", "activation_scheme": "static"}, 576 * 200 + 4 + 4),
     ({"quant_method": "mxfp4"}, 576 * (100 + 7)),
-    ({"quant_method": "compressed-tensors", "format": "pack-quantized",
-      "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}}, 576 * (25 * 4 + 7 * 2) + 16),
-    ({"quant_method": "compressed-tensors", "format": "float-quantized",
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "channel"}}}}, 576 * 202),
+    (packed("pack-quantized", num_bits=4, strategy="group", group_size=32), 576 * (25 * 4 + 7 * 2) + 16),
+    (packed("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
+     576 * (25 * 4 + 7 * 2) + 16 + 72 * 7 * 4),
+    (packed("float-quantized", num_bits=8, type="float", strategy="channel"), 576 * 202),
+    (packed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32), 576 * (100 + 7)),
 ])
 def test_stored_bytes_of_a_ragged_matrix(values: dict[str, object], stored: int) -> None:
     """Started blocks and words count whole: a weight [576, 200]."""
-    assert quantised(values).matrix_bytes(576, 200) == stored
+    assert matrix_bytes(quantised(values), 576, 200) == stored
 
 
-@pytest.mark.parametrize("values", [{"quant_method": "awq", "bits": 4}, {"bits": 4},
-                                    {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}])
-def test_unknown_storage_is_refused_by_name(values: dict[str, object]) -> None:
-    """Reading the file works, asking for its bytes names the method."""
-    found = quantised(values)
-    with pytest.raises(CheckpointError, match=f"'{found.method}' weights"):
-        found.matrix_bytes(8, 8)
-
-
-@pytest.mark.parametrize(("names", "module", "kept"), [
-    (["gate"], "model.layers.1.mlp.gate", True),
-    (["gate"], "model.layers.1.mlp.gate_proj", False),
-    (["model.layers.*.self_attn"], "model.layers.7.self_attn.q_proj", True),
-    (["model.layers.*.self_attn"], "model.layers.7.mlp.up_proj", False),
-    (["re:.*self_attn.*"], "model.layers.7.self_attn.q_proj", True),
-    ([r"re:.*mlp\.(gate|up|down)_proj.*"], "model.layers.0.mlp.up_proj", True),
-    ([r"re:.*mlp\.(gate|up|down)_proj.*"], "model.layers.0.mlp.experts.0.up_proj", False),
-    (["re:language_model.*up_proj"], "model.layers.0.mlp.up_proj", True),
-    (["language_model.lm_head"], "lm_head", True),
-    ([], "lm_head", True),
-])
-def test_what_a_file_leaves_unquantised(names: list[str], module: str, kept: bool) -> None:
-    """Exceptions are whole components of a path, or patterns; the head always is one."""
-    form = quantised({"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": names,
-                      "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}})
-    assert form.form is StorageForm.INT4_GROUPS
-    assert form.keeps(module) is kept
+def test_exceptions_of_a_file_stay_plain(tmp_path: Path) -> None:
+    """Kimi-K2.5 packs routed experts only: attention, shared experts and dense layers are bfloat16."""
+    ignored = ["re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", "lm_head"]
+    sizes, form = r1(tmp_path, quantization_config={
+        **packed("pack-quantized", num_bits=4, strategy="group", group_size=32), "ignore": ignored})
+    first, last = sizes.layers[0], sizes.layers[-1]
+    assert first.bytes(form) == first.bytes(BFLOAT16)
+    assert last.shared.bytes(form) == last.shared.bytes(BFLOAT16)
+    assert last.expert.bytes(form) == 3 * 2048 * 7168 // 2 + 2 * 3 * 2048 * 7168 // 32 + 3 * 16
 
 
 def test_only_the_experts_of_gpt_oss_are_mxfp4(tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_only_the_experts_of_gpt_oss_are_mxfp4(tmp_path: Path) -> None:
         "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"]}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", **values}))
     config = load_config(str(tmp_path))
-    layer, form = model_sizes(config).layers[0], WeightForm(dtype="bfloat16", stored=config.stored)
+    layer, form = model_sizes(config).layers[0], WeightForm(dtype="bfloat16", stored=config.quantization)
     assert layer.attention.bytes(form) == layer.attention.bytes(BFLOAT16)
     assert layer.router.bytes(form) == layer.router.bytes(BFLOAT16)
     assert layer.expert.bytes(form) == 96 * 2 * 17 + 64 * (24 + 2) + 2 * (96 + 64)

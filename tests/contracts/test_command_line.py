@@ -13,8 +13,8 @@ from batchgen_beam.transforms.metrics import ALL_METRICS
 
 FLAGS = [
     "--input", "--output", "--model", "--model-cache", "--model-facts", "--chat-template", "--dtype",
-    "--kv-dtype", "--kernels", "--threads", "--max-rows", "--step-tokens", "--prefill-chunk", "--kv-memory",
-    "--kv-host-memory", "--max-context",
+    "--kv-dtype", "--kernels", "--threads", "--max-rows", "--step-tokens", "--prefill-chunk",
+    "--attention-batch", "--expert-batch", "--kv-memory", "--kv-host-memory", "--max-context",
     "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--eos-ids", "--id-column",
     "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns",
     "--accelerator", "--worker-ram", "--lanes", "--rounds", "--limit", "--allow-failures", "--retry-failed",

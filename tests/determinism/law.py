@@ -17,6 +17,9 @@ from tests.engine.rigs import Churn, finish, kv_bytes, run, said
 
 __all__ = ["Bits", "Law"]
 
+SUB_BATCHES = ((1, 0), (3, 16), (0, 1))
+"""Rows of an attention sub-batch and tokens of a feed-forward batch, 0: all."""
+
 Bits = dict[str, tuple[object, ...]]
 
 
@@ -43,6 +46,11 @@ class Law:
         """At most `rows` at once, prompts in chunks, shuffled if there is a seed."""
         order = list(self.prompts) if seed is None else random.Random(seed).sample(self.prompts, len(self.prompts))
         return said(run(self.engine(max_rows=rows, prefill_chunk=chunk), order))
+
+    def sub_batched(self, attention: int, expert: int) -> Bits:
+        """All at once, the attention of some rows and the feed-forward part of some tokens at a time."""
+        return said(run(self.engine(max_rows=len(self.prompts), attention_batch=attention, expert_batch=expert),
+                        self.prompts))
 
     def churned(self, every: int, host_pages: int, pages: int, *, sharing: bool = True) -> tuple[Bits, Churn]:
         """A small pool in which every row is held and evicted at least twice (the oldest is only held)."""
@@ -89,6 +97,8 @@ class Law:
         """All runs that must agree, by name."""
         named: dict[str, Callable[[], Bits]] = {f"rows={n}": lambda n=n: self.batched(n) for n in rows}
         named |= {f"chunk={n}": lambda n=n: self.batched(len(self.prompts), chunk=n) for n in chunks}
+        named |= {f"attention by {rows}, feed-forward by {tokens}": lambda a=rows, e=tokens: self.sub_batched(a, e)
+                  for rows, tokens in SUB_BATCHES}
         named["no sharing"] = lambda: said(run(self.engine(prefix_sharing=False), self.prompts))
         named["shuffled"] = lambda: self.batched(len(self.prompts), seed=11)
         named["one lane"] = lambda: self.in_lanes(1)

@@ -82,7 +82,7 @@ def test_known_optimum_where_everything_fits() -> None:
 
 
 def test_known_optimum_where_the_disk_is_all_that_counts() -> None:
-    """A disk a thousand times slower than computing: as many rows as fit, and a step that lasts as long as its reads."""
+    """A very slow disk: as many rows as there are, and a step that lasts as long as its reads."""
     costs = Synthetic(disk=1e6, call=1e-6)
     plan = plan_batches(MODEL, costs, UNIFIED, WORK)
     assert plan.rows == WORK.rows
@@ -159,7 +159,7 @@ def deepseek_r1(folder: Path) -> ModelLoad:
     """From its config.json alone."""
     (folder / "config.json").write_text(json.dumps(R1))
     config = load_config(str(folder))
-    return ModelLoad.of(model_sizes(config), WeightForm(dtype="bfloat16", stored=config.stored), "auto")
+    return ModelLoad.of(model_sizes(config), WeightForm(dtype="bfloat16", stored=config.quantization), "auto")
 
 
 ROWS = Workload(rows=10_000, prompt_tokens=500, output_tokens=500)

@@ -1,5 +1,5 @@
-// The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call.  What needs memory or
-// threads returns a Status.
+// The functions that Python calls.  Every pointer is the caller's; nothing is kept after a call, and the caller's float
+// state neither counts nor changes.  What needs memory or threads returns a Status.
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "decoder.h"
+#include "float_state.h"
 #include "sampling.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -24,6 +25,7 @@ constexpr int INTERFACE = 4;
 enum Status { DONE, NO_MEMORY, NO_THREAD };
 
 template <class Work> int guarded(Work work) {
+  const FloatState floats;
   try {
     work();
     return DONE;
@@ -88,10 +90,12 @@ EXPORT int bg_linear(const Arithmetic* a, int threads, const void* x, int64_t to
 
 EXPORT void bg_norm(const Arithmetic* a, const char* x, const void* weight, int64_t tokens, int64_t size, float epsilon,
                     char* out) {
+  const FloatState floats;
   for (int64_t t = 0; t < tokens; t++) a->norm(x + t * size * a->item, weight, size, epsilon, out + t * size * a->item);
 }
 
 EXPORT void bg_swiglu(const Arithmetic* a, const char* gate_up, int64_t tokens, int64_t inner, char* out) {
+  const FloatState floats;
   for (int64_t t = 0; t < tokens; t++)
     a->swiglu(gate_up + t * 2 * inner * a->item, inner, out + t * inner * a->item);
 }
@@ -99,6 +103,7 @@ EXPORT void bg_swiglu(const Arithmetic* a, const char* gate_up, int64_t tokens, 
 // `x` has `stride` elements between tokens, the heads of one token side by side; `out` is [tokens, heads, size].
 EXPORT void bg_rope(const Arithmetic* a, const char* x, int64_t stride, const float* cosines, const float* sines,
                     int64_t tokens, int64_t heads, int64_t size, char* out) {
+  const FloatState floats;
   for (int64_t t = 0; t < tokens; t++)
     for (int64_t h = 0; h < heads; h++)
       a->rope(x + (t * stride + h * size) * a->item, cosines + t * size / 2, sines + t * size / 2, size / 2,

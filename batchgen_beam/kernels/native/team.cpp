@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "float_state.h"
+
 namespace batchgen {
 namespace {
 
@@ -59,6 +61,7 @@ class Helpers {
   }
 
   void live(int thread, uint32_t seen) {
+    const FloatState floats;
     for (;; seen++) {
       await_change(call_, seen);
       if (thread < team_->threads()) (*work_)(*team_, thread);
