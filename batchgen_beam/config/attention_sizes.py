@@ -126,12 +126,11 @@ def _latent(config: MlaConfig, layer: int) -> AttentionSizes:
     down = (Matrix("kv_a_proj_with_mqa", rank + rotated, hidden, biased),
             Matrix("kv_b_proj", heads * (config.qk_nope_head_dim + config.v_head_dim), rank),
             Matrix("o_proj", hidden, heads * config.v_head_dim, biased))
-    if config.q_lora_rank is None:
-        queries, numbers = (Matrix("q_proj", heads * query, hidden),), 0
-    else:
+    queries: tuple[Matrix, ...] = (Matrix("q_proj", heads * query, hidden),)
+    numbers = config.q_lora_rank or 0
+    if config.q_lora_rank is not None:
         queries = (Matrix("q_a_proj", config.q_lora_rank, hidden, biased),
                    Matrix("q_b_proj", heads * query, config.q_lora_rank))
-        numbers = config.q_lora_rank
     index, index_numbers, index_values = _indexer(config, layer)
     part = Part(f"model.layers.{layer}.self_attn", (*queries, *down, *index),
                 numbers=hidden + rank + numbers + index_numbers)

@@ -15,7 +15,7 @@ from batchgen_beam.config.model_sizes import model_sizes
 from batchgen_beam.config.quantization import Quantization, read_quantization
 from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.config.sizes import ModelSizes, WeightForm
-from batchgen_beam.config.quantization_bytes import matrix_bytes
+from batchgen_beam.config.stored_bytes import matrix_bytes
 from batchgen_beam.errors import CheckpointError
 
 BFLOAT16 = WeightForm(dtype="bfloat16")
