@@ -20,9 +20,8 @@ from batchgen_beam.models.interface import BatchView, Layer, LayerState, Model, 
 
 __all__ = ["WHOLE", "SubBatch", "SubBatching", "combine", "combined_forward", "cut", "split_rows", "sub_batch"]
 
-SubBatch = Generator[LayerState, LayerState, LayerState]
-"""Gives its state after each layer's attention, is sent that state after the layer's feed-forward part, and returns
-the state behind the last layer."""
+SubBatch = Generator[LayerState, LayerState, None]
+"""Gives its state after each layer's attention, and is sent that state after the layer's feed-forward part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,6 @@ def sub_batch(layers: Sequence[Layer], state: LayerState, view: BatchView) -> Su
     """One sub-batch's way through the layers; YIELD leaves everything that it needs later in what it gives."""
     for index, layer in enumerate(layers):
         state = yield layer.attention(state, view, index)
-    return state
 
 
 def combine(states: Sequence[LayerState]) -> LayerState:

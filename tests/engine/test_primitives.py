@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_rows_keep_their_wanted_tokens() -> None:
     """A sub-batch in which no token is wanted is a batch like any other, and wanted tokens stay with their rows."""
     model = make("paged")
     rows = [("a", [1, 2, 3]), ("b", [4]), ("c", [5, 6]), ("d", [7])]
-    view = PagedRun(model, KERNELS)._view(rows, torch.tensor([3, 6]))
+    view = PagedRun(model, KERNELS).view(rows, torch.tensor([3, 6]))
     split = split_rows(view, 1)
     assert [part.wanted_W.tolist() for part in split] == [[], [0], [], [0]]
     assert [part.token_ids_T.tolist() for part in split] == [ids for _, ids in rows]
@@ -116,17 +117,18 @@ def test_a_suspended_sub_batch_is_data() -> None:
     model = make("llama")
     rows = list(ROWS.items())
     expected = PagedRun(model, KERNELS).forward(*rows)
-    view = PagedRun(model, KERNELS)._view(rows, torch.tensor([len(ids) for _, ids in rows]).cumsum(0) - 1)
+    view = PagedRun(model, KERNELS).view(rows, torch.tensor([len(ids) for _, ids in rows]).cumsum(0) - 1)
     state = model.embed(view)
     coroutine = sub_batch(model.layers, state, view)
     given = next(coroutine)
     for layer in model.layers:
         kept = LayerState(given.hidden_TD.clone(), {name: carry.clone() for name, carry in given.carries.items()})
         given.hidden_TD.fill_(float("nan"))
-        try:
-            given = coroutine.send(layer.feed_forward(kept))
-        except StopIteration as end:
-            state = end.value
+        state = layer.feed_forward(kept)
+        with suppress(StopIteration):
+            given = coroutine.send(state)
+    with pytest.raises(StopIteration):
+        next(coroutine)
     assert torch.equal(model.head(state, view).logits_LV, expected)
 
 

@@ -41,14 +41,15 @@ class PagedRun:
         """Logits float32 of each chunk's last token [R, V], or of all tokens [T, V]."""
         ends = torch.tensor([len(ids) for _, ids in chunks]).cumsum(0)
         wanted = torch.arange(int(ends[-1])) if every else ends - 1
-        return self._model.forward(self._view(chunks, wanted)).logits_LV.clone()
+        return self._model.forward(self.view(chunks, wanted)).logits_LV.clone()
 
     def lose_keys(self, row: str, *, layer: int, page: int) -> None:
         """Zero a row's keys of one page in one layer."""
         for group, spec in ((spec.group, spec) for spec in self._model.layers[layer].cache_spec() if spec.name == "k"):
             self.caches[layer][spec.name][self.tables[row][group][page]] = 0
 
-    def _view(self, chunks: Sequence[Chunk], wanted_W: Tensor) -> BatchView:
+    def view(self, chunks: Sequence[Chunk], wanted_W: Tensor) -> BatchView:
+        """The batch of the rows' next tokens, which get their pages now."""
         starts = []
         for row, ids in chunks:
             starts.append(self.length.get(row, 0))
