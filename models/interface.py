@@ -22,12 +22,15 @@ from torch import Tensor
 
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
 from batchgen_beam.models.sampling import Sampled, SamplingLines
 
 __all__ = [
+    "Activation",
     "BatchView",
     "CacheKind",
     "CacheSpec",
+    "Expert",
     "Forward",
     "GroupKey",
     "KernelSet",
@@ -35,6 +38,7 @@ __all__ = [
     "LayerState",
     "Model",
     "PackedWeight",
+    "Routing",
     "Scores",
     "run_layers",
 ]
@@ -185,24 +189,36 @@ class KernelSet(Protocol):
     def rope(self, x_THd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
         """Rotary embedding on half-split pairs (Llama convention); cos and sin are float32 [T, d / 2]."""
 
-    def swiglu(self, gate_up_TN: Tensor) -> Tensor:
-        """`silu(gate) * up` of a `[T, 2 I]` tensor whose first half is gate, inside in float32."""
+    def swiglu(self, gate_up_TN: Tensor, activation: Activation = SILU) -> Tensor:
+        """The activation of a `[T, 2 I]` tensor whose first half is gate, inside in float32, [T, I]."""
+
+    def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
+                shared_TD: Tensor | None = None) -> Tensor:
+        """Sum of weight times `down(activation(gate_up(x)))` over each token's experts, [T, D].
+
+        Added in float32 in ascending id, `shared_TD` last, and rounded once.  An expert that some token goes to is
+        looked up once, in ascending id, and no other is.
+        """
 
     def append(self, cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:
         """Write each token's entry at its position into the pages of its row."""
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
-                  view: BatchView, scale: float) -> Tensor:
-        """Causal (and, by the spec, windowed) attention of each token over its row's pages in page order, [T, H, d]."""
+                  view: BatchView, scale: float, *, sinks_H: Tensor | None = None) -> Tensor:
+        """Causal (and, by the spec, windowed) attention of each token over its row's pages in page order, [T, H, v].
+
+        Values may come from the keys' own cache, by a spec of fewer values: the first of each entry.  `sinks_H`,
+        float32, are scores of one more key for each head, whose value is 0.
+        """
 
     def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
         """Rows of the embedding table."""
 
     def head(self, x_WD: Tensor, weight: PackedWeight) -> Tensor:
-        """Logits in float32, never rounded to a narrower type, [W, V]."""
+        """Logits of a vocabulary or a router in float32, never rounded to a narrower type, [W, V]."""
 
     def pack_head(self, weight_VD: Tensor) -> PackedWeight:
-        """The output projection in the form that `head` wants."""
+        """An output projection or a router in the form that `head` wants."""
 
     def scores(self, x_WD: Tensor, weight: PackedWeight, view: BatchView) -> Scores:
         """What the view's wanted tokens come to; a set may give whole logits where fewer would do."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from batchgen_beam.config.rope import RopeParameters
 
-__all__ = ["RopeTables", "rope_frequencies", "rope_tables"]
+__all__ = ["RopeTables", "rope_frequencies", "rope_tables", "yarn_temperature"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +103,12 @@ def _yarn_attention_factor(rope: RopeParameters) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return _temperature(rope.factor, rope.mscale) / _temperature(rope.factor, rope.mscale_all_dim)
-    return _temperature(rope.factor, 1.0)
+        return yarn_temperature(rope.factor, rope.mscale) / yarn_temperature(rope.factor, rope.mscale_all_dim)
+    return yarn_temperature(rope.factor, 1.0)
 
 
-def _temperature(factor: float, weight: float) -> float:
+def yarn_temperature(factor: float, weight: float) -> float:
+    """How much longer contexts sharpen scores: `0.1 weight ln(factor) + 1` (arXiv:2309.00071, section 3.4)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from batchgen_beam.config.quantization import Quantization, read_quantization
 from batchgen_beam.config.reading import JsonObject, json_field, read_fields
 from batchgen_beam.config.rope import PLAIN_KINDS, RopeParameters, rope_reader
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["DERIVED", "DecoderConfig", "ModelConfig", "eos_field", "read_eos_ids"]
+__all__ = ["DERIVED", "DecoderConfig", "ModelConfig", "eos_field", "read_eos_ids", "too_many_chosen"]
 
 DERIVED = 0
 """Default of a size that follows from others when the file does not give it."""
@@ -34,16 +35,16 @@ def eos_field(*ids: int) -> Any:
     return json_field(ids, reader=lambda source, default: read_eos_ids(source))
 
 
-def _read_quantization(source: JsonObject, default: None) -> str | None:
-    found = source.child("quantization_config") or source.child("compression_config")
-    if found is None or not found.values:
-        return None
-    return str(found.values.get("quant_method") or "unnamed method")
+def too_many_chosen(chosen: int | None, experts: int) -> tuple[str, ...]:
+    """For `ModelConfig.unsupported`: a token can go to each expert once."""
+    if chosen is not None and chosen <= experts:
+        return ()
+    return (f"num_experts_per_tok {'null' if chosen is None else chosen} of {experts} experts",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Facts that hold for any model.  `quantization` is the method named by the file, None for plain weights."""
+    """Facts that hold for any model.  `quantization` is how weights are stored, None for plain ones."""
 
     architecture_names: ClassVar[tuple[str, ...]] = ()
     """Values of `architectures` in config.json that mean this class."""
@@ -58,7 +59,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = eos_field()
     dtype: str | None = json_field(None, "dtype", "torch_dtype")
-    quantization: str | None = json_field(None, reader=_read_quantization)
+    quantization: Quantization | None = field(default=None, metadata={"reader": read_quantization})
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Values that no model here computes, each as `key value`; empty for a configuration that runs."""
+        return ()
 
     @classmethod
     def from_json(cls, source: JsonObject, **given: Any) -> Self:
@@ -99,6 +104,11 @@ class DecoderConfig(ModelConfig):
         if self.hidden_act not in self.activations:
             raise CheckpointError(f"hidden_act {self.hidden_act!r} is not supported for model type "
                                   f"{self.model_type!r}; supported: {', '.join(self.activations)}")
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Rotation of a part of a head, unless the family has it."""
+        part = self.rope.partial_rotary_factor
+        return () if part == 1.0 else (f"partial_rotary_factor {part}",)
 
     def _derive_head_dim(self) -> None:
         if self.hidden_size % self.num_attention_heads:

@@ -15,13 +15,15 @@ from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.config.source import read_config_json
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["get_registered_models", "load_config", "register_config", "require_supported"]
+__all__ = ["get_registered_models", "is_supported", "load_config", "register_config", "require_supported"]
 
 ConfigClass = TypeVar("ConfigClass", bound=type)
 
 _REGISTER: dict[str, type[ModelConfig]] = {}
-_SUPPORTED = frozenset({"llama", "batchgen_fake"})
-_OUTER_WINS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "dtype", "torch_dtype")
+_SUPPORTED = frozenset({"llama", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss",
+                        "batchgen_fake"})
+_OUTER_WINS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "compression_config",
+               "dtype", "torch_dtype")
 
 
 def register_config(model_type: str, *, replace: bool = False) -> Callable[[ConfigClass], ConfigClass]:
@@ -66,11 +68,20 @@ def load_config(model_identifier: str) -> ModelConfig:
     return _REGISTER[model_type](name_or_path=model_identifier, model_type=model_type)  # type: ignore[call-arg]
 
 
+def is_supported(config: ModelConfig) -> bool:
+    """Whether a model is written for the configuration's type."""
+    return config.model_type in _SUPPORTED
+
+
 def require_supported(config: ModelConfig) -> None:
-    """Refuse to run a configuration whose model does not exist yet."""
-    if config.model_type not in _SUPPORTED:
+    """Refuse to run a configuration whose model does not exist yet, or that asks of it what it can't compute."""
+    if not is_supported(config):
         raise CheckpointError(f"{config.name_or_path or config.model_type}: config known, model not supported yet "
                               f"(model type {config.model_type!r}; supported: {', '.join(sorted(_SUPPORTED))})")
+    found = config.unsupported()
+    if found:
+        raise CheckpointError(f"{config.name_or_path or config.model_type}: not supported for model type "
+                              f"{config.model_type!r}: {'; '.join(found)}")
 
 
 def _from_source(source: JsonObject, name: str) -> ModelConfig:

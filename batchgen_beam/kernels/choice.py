@@ -75,6 +75,12 @@ def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:
         return "this processor has none of the instruction paths " + ", ".join(PATHS)
     if not shapes.attention:
         return "the model has no attention of the kind that the native set computes"
+    if any(shape.value_size is not None for shape in shapes.attention):
+        return "the model has latent attention, which the native set does not compute"
+    if any(shape.sinks for shape in shapes.attention):
+        return "the model has attention sinks, which the native set does not compute"
+    if shapes.experts is not None:
+        return "the model has experts, which the native set does not compute"
     odd = next((shape.size for shape in shapes.attention if shape.size % HEAD_MULTIPLE), None)
     if odd is not None:
         return f"the model's heads of {odd} values are no multiple of {HEAD_MULTIPLE}"

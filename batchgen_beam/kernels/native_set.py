@@ -20,6 +20,7 @@ from batchgen_beam.kernels import native_library as native
 from batchgen_beam.kernels.int8_pages import check_kv_dtype, kv_facts, page_shape
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
 from batchgen_beam.models.sampling import Sampled, SamplingLines
 from batchgen_beam.settings import PAGE_TOKENS
@@ -145,13 +146,20 @@ class NativeKernels:
                               sin_Td.data_ptr(), tokens, heads, size, out_THd.data_ptr())
         return out_THd
 
-    def swiglu(self, gate_up_TN: Tensor) -> Tensor:
+    def swiglu(self, gate_up_TN: Tensor, activation: Activation = SILU) -> Tensor:
         """`gate / (1 + exp(-gate)) * up`, [T, N / 2], float32 inside, rounded once."""
+        if activation != SILU:
+            raise ValueError(f"the native kernel set computes no {activation}")
         x_TN = self._row_major(gate_up_TN)
         tokens, inner = x_TN.shape[0], x_TN.shape[1] // 2
         out_TI = x_TN.new_empty(tokens, inner)
         self._library.bg_swiglu(self._arithmetic, x_TN.data_ptr(), tokens, inner, out_TI.data_ptr())
         return out_TI
+
+    def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
+                shared_TD: Tensor | None = None) -> Tensor:
+        """Not in the library."""
+        raise ValueError("the native kernel set computes no experts")
 
     # Attention
 
@@ -168,9 +176,13 @@ class NativeKernels:
         write(self._arithmetic, values_TGd.data_ptr(), values_TGd.stride(0), batch.struct, shape, cache.data_ptr())
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
-                  view: BatchView, scale: float) -> Tensor:
+                  view: BatchView, scale: float, *, sinks_H: Tensor | None = None) -> Tensor:
         """Causal (and windowed) attention of each token over its row's pages in page order, [T, H, d]."""
         (spec, key_cache), (value_spec, value_cache) = keys, values
+        if sinks_H is not None:
+            raise ValueError("the native kernel set computes no attention with sinks")
+        if value_cache is key_cache:
+            raise ValueError("the native kernel set keeps keys and values apart")
         assert spec.is_scaled == value_spec.is_scaled, "keys and values lie in pages of one form"
         tokens, heads, size = q_THd.shape
         self.fits(size)

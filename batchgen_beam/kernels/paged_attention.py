@@ -8,10 +8,12 @@ from +0.  A page that a token can't see, or that only pads the batch, has weight
 Inside everything is float32; storage may be narrower, and pages of int8 are widened when they are gathered.
 
 A query block is a fixed number of consecutive tokens of one row, which share the gathered pages; short blocks are
-padded.  Does not know layers, sequences or who owns a page.
+padded.  A sink is one more score of a head, whose value is 0: it only adds to the sum that weights are divided by.
+Does not know layers, sequences or who owns a page.
 
 Shape suffixes: T tokens, R rows, N query blocks, Q tokens of a block, P pages of a block, C pages of a slab,
-G KV heads, B = N * G products, H query heads, M = Q * H / G query lines of a KV head, S tokens of a page, d head size.
+G KV heads, B = N * G products, H query heads, M = Q * H / G query lines of a KV head, S tokens of a page, d head size,
+v size of a value.
 """
 
 from __future__ import annotations
@@ -110,19 +112,24 @@ def _append(cache: Tensor, values_TGd: Tensor, table_RP: Tensor, view: BatchView
     cache[pages_T, :, view.positions_T % page_tokens] = values_TGd.to(cache.dtype)
 
 
-def paged_attention(q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
-                    view: BatchView, scale: float, workspace: Workspace) -> Tensor:
-    """Softmax attention of each token over its row's visible keys, [T, H, d] in the query's dtype."""
+def paged_attention(q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor], view: BatchView,
+                    scale: float, workspace: Workspace, sinks_H: Tensor | None = None) -> Tensor:
+    """Softmax attention of each token over its row's visible keys, [T, H, v] in the query's dtype.
+
+    Values out of the keys' own cache are the first of each entry, as many as their spec says.
+    """
     spec, tokens, heads = keys[0], *q_THd.shape[:2]
-    key_cache, value_cache = (_Cache.of(*entry, q_THd.dtype) for entry in (keys, values))
-    out_THd = q_THd.new_empty(tokens, heads, value_cache.pages.shape[-1])
+    size = values[0].shape[1]
+    key_cache, value_cache = (_Cache.of(spec if cache is keys[1] else own, cache, q_THd.dtype)
+                              for own, cache in (keys, values))
+    out_THv = q_THd.new_empty(tokens, heads, size)
     if tokens == 0:
-        return out_THd
+        return out_THv
     for group in _groups(view, spec, heads, key_cache.pages):
         q_NQHd = q_THd[group.tokens_NQ].float() * scale
-        o_NQHd = _attend(q_NQHd, group, key_cache, value_cache, workspace)
-        out_THd[group.tokens_NQ[group.valid_NQ]] = o_NQHd[group.valid_NQ].to(out_THd.dtype)
-    return out_THd
+        o_NQHv = _attend(q_NQHd, group, key_cache, value_cache, workspace, size, sinks_H)
+        out_THv[group.tokens_NQ[group.valid_NQ]] = o_NQHv[group.valid_NQ].to(out_THv.dtype)
+    return out_THv
 
 
 def _groups(view: BatchView, spec: CacheSpec, heads: int, cache: Tensor) -> list[_Group]:
@@ -231,8 +238,9 @@ def _cut(view: BatchView, page_tokens: int, window: int | None, block: int) -> _
                    open_N=open_N[order_N])
 
 
-def _attend(q_NQHd: Tensor, group: _Group, key_cache: _Cache, value_cache: _Cache, workspace: Workspace) -> Tensor:
-    """Attention of query blocks over their pages, float32 [N, Q, H, d]."""
+def _attend(q_NQHd: Tensor, group: _Group, key_cache: _Cache, value_cache: _Cache, workspace: Workspace, size: int,
+            sinks_H: Tensor | None) -> Tensor:
+    """Attention of query blocks over their pages, float32 [N, Q, H, v]."""
     n, q, heads, d = q_NQHd.shape
     g = key_cache.pages.shape[1]
     lines_BMd = q_NQHd.view(n, q, g, heads // g, d).permute(0, 2, 1, 3, 4).reshape(n * g, q * heads // g, d)
@@ -241,14 +249,21 @@ def _attend(q_NQHd: Tensor, group: _Group, key_cache: _Cache, value_cache: _Cach
     partly.masked_fill_(group.hidden[:, :, None, :, None, :], HIDDEN)
     peaks_PBM = scores_PBMS.amax(-1)
     shares_PBMS = torch.softmax(scores_PBMS, -1)
-    weights_PBM = torch.exp(peaks_PBM.masked_fill_(peaks_PBM <= HIDDEN, -torch.inf) - peaks_PBM.amax(0))
+    peaks_PBM.masked_fill_(peaks_PBM <= HIDDEN, -torch.inf)
+    if sinks_H is None:
+        peak_BM = peaks_PBM.amax(0)
+        total_BM = torch.zeros_like(peak_BM)
+    else:
+        sinks_BM = sinks_H.view(1, g, 1, heads // g).expand(n, g, q, heads // g).reshape(n * g, -1)
+        peak_BM = torch.maximum(peaks_PBM.amax(0), sinks_BM)
+        total_BM = torch.exp(sinks_BM - peak_BM)
+    weights_PBM = torch.exp(peaks_PBM - peak_BM)
     weights_PBM /= shares_PBMS.amax(-1)
     shares_PBMS *= weights_PBM[..., None]
-    total_BM = torch.zeros_like(weights_PBM[0])
     for weight_BM in weights_PBM:
         total_BM += weight_BM
-    mixed_BMd = _mix(shares_PBMS, group, value_cache, workspace) / total_BM[..., None]
-    return mixed_BMd.view(n, g, q, heads // g, -1).permute(0, 2, 1, 3, 4).reshape(n, q, heads, -1)
+    mixed_BMv = _mix(shares_PBMS, group, value_cache, workspace, size) / total_BM[..., None]
+    return mixed_BMv.view(n, g, q, heads // g, -1).permute(0, 2, 1, 3, 4).reshape(n, q, heads, -1)
 
 
 def _scores(lines_BMd: Tensor, group: _Group, key_cache: _Cache, workspace: Workspace) -> Tensor:
@@ -261,21 +276,22 @@ def _scores(lines_BMd: Tensor, group: _Group, key_cache: _Cache, workspace: Work
     return scores_PBMS
 
 
-def _mix(shares_PBMS: Tensor, group: _Group, value_cache: _Cache, workspace: Workspace) -> Tensor:
-    """Sum over pages, in page order, of weighted values, [B, M, d].
+def _mix(shares_PBMS: Tensor, group: _Group, value_cache: _Cache, workspace: Workspace, size: int) -> Tensor:
+    """Sum over pages, in page order, of weighted values, the first `size` of each entry, [B, M, v].
 
     Slots beyond a row's last token may hold what an earlier owner of the page left; a non-finite value there would
     survive its zero weight, so such slots are cleared when there is one.
     """
     _, products, lines, _ = shares_PBMS.shape
-    mixed_BMd = shares_PBMS.new_zeros(products, lines, value_cache.pages.shape[3])
-    for page, values_BSd in _gathered(value_cache, group, workspace):
-        have = values_BSd.shape[0]
-        if page >= group.open_pages and not torch.isfinite(values_BSd.sum()):
+    mixed_BMv = shares_PBMS.new_zeros(products, lines, size)
+    for page, entries_BSd in _gathered(value_cache, group, workspace):
+        have, values_BSv = entries_BSd.shape[0], entries_BSd[..., :size]
+        if page >= group.open_pages and not torch.isfinite(values_BSv.sum()):
             unseen_NS = group.hidden[page - group.open_pages, : group.active[page]].all(1)
-            values_BSd.view(len(unseen_NS), -1, *values_BSd.shape[1:]).masked_fill_(unseen_NS[:, None, :, None], 0.0)
-        mixed_BMd[:have].baddbmm_(shares_PBMS[page, :have], values_BSd)
-    return mixed_BMd
+            values_NGSv = values_BSv.unflatten(0, (len(unseen_NS), -1))
+            values_NGSv.masked_fill_(unseen_NS[:, None, :, None], 0.0)
+        mixed_BMv[:have].baddbmm_(shares_PBMS[page, :have], values_BSv)
+    return mixed_BMv
 
 
 def _gathered(cache: _Cache, group: _Group, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:

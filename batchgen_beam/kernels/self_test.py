@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, KernelSet
 from batchgen_beam.models.sampling import SamplingLines
 from batchgen_beam.records import SamplingParams
 
-__all__ = ["AttentionShape", "ModelShapes", "SelfTest", "check_invariance"]
+__all__ = ["AttentionShape", "ExpertShape", "ModelShapes", "SelfTest", "check_invariance"]
 
 ROWS = 256
 BATCHES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 64, 65, 100, 128, 200, 255)
 FEW_ROWS = 64
+FEW_EXPERTS = 8
 FEW_BATCHES = (1, 2, 15, 33)
 LONGEST = 4096
 SEED = 20250
@@ -34,12 +36,28 @@ SEED = 20250
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """H query heads over G key/value heads of `size`; `window` in tokens, None sees everything."""
+    """H query heads over G key/value heads of `size`; `window` in tokens, None sees everything.
+
+    With a `value_size` keys and values are one entry, of which that many are the value (latent attention).
+    """
 
     heads: int
     kv_heads: int
     size: int
     window: int | None = None
+    sinks: bool = False
+    value_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShape:
+    """`count` experts, `chosen` of them for each token, from `size` to `inner` and back."""
+
+    count: int
+    chosen: int
+    size: int
+    inner: int
+    activation: Activation = SILU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,7 @@ class ModelShapes:
     norms: tuple[int, ...]
     activations: tuple[int, ...]
     attention: tuple[AttentionShape, ...]
+    experts: ExpertShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +87,7 @@ def check_invariance(kernels: KernelSet, shapes: ModelShapes, *, page_tokens: in
     begin = clock()
     random = torch.Generator().manual_seed(SEED)
     checks = (_products(kernels, shapes, random), _lines(kernels, shapes, random), _sampling(kernels, shapes, random),
+              () if shapes.experts is None else _experts(kernels, shapes.experts, random),
               *(_attention(kernels, shape, random, page_tokens, longest) for shape in shapes.attention))
     failures = tuple(failure for check in checks for failure in check)
     return SelfTest(deterministic=not failures, failures=failures, seconds=clock() - begin)
@@ -139,23 +159,51 @@ def _sampling(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) 
             yield f"sampling {shapes.head[0]}: {params}"
 
 
+def _experts(kernels: KernelSet, shape: ExpertShape, random: torch.Generator) -> Iterator[str]:
+    """The router's product, and a few experts with tokens that choose among them at random."""
+    router = kernels.pack_head(_random(kernels, random, shape.count, shape.size))
+    x_TD = _random(kernels, random, ROWS, shape.size)
+    yield from _sweep(f"router {shape.count}x{shape.size}", partial(kernels.head, weight=router), x_TD, BATCHES)
+    count, scale = min(shape.count, FEW_EXPERTS), shape.size**-0.5
+    chosen = min(shape.chosen, count)
+    experts = [Expert(gate_up=kernels.pack([scale * _random(kernels, random, shape.inner, shape.size)
+                                            for _ in range(2)]),
+                      down=kernels.pack([_random(kernels, random, shape.size, shape.inner)])) for _ in range(count)]
+    ids_Tk = torch.rand(ROWS, count, generator=random).argsort(1)[:, :chosen].to(kernels.device)
+    weights_Tk = torch.rand(ROWS, chosen, generator=random).to(kernels.device)
+
+    def run(rows: slice) -> Tensor:
+        return kernels.experts(x_TD[rows], Routing(ids_Tk=ids_Tk[rows], weights_Tk=weights_Tk[rows]), experts,
+                               shape.activation)
+
+    whole = run(slice(None))
+    for rows in BATCHES:
+        if not all(torch.equal(run(part), whole[part]) for part in (slice(rows), slice(-rows, None))):
+            yield f"experts {shape.count}x{shape.inner}x{shape.size}: batch of {rows}"
+
+
 def _attention(kernels: KernelSet, shape: AttentionShape, random: torch.Generator, page_tokens: int,
                longest: int) -> Iterator[str]:
     """Tokens near page borders alone, in chunks that begin elsewhere, and among rows of other lengths."""
     kind = CacheKind.PAGED if shape.window is None else CacheKind.WINDOWED
     keys, values = (CacheSpec(name=name, kind=kind, shape=(shape.kv_heads, shape.size), dtype=kernels.kv_dtype,
                               window=shape.window) for name in ("k", "v"))
+    sinks_H = torch.randn(shape.heads, generator=random).to(kernels.device) if shape.sinks else None
     pages = -(-longest // page_tokens)
     everything = _view([range(longest)], keys.group, pages, kernels.device)
     caches = {}
     for spec in (keys, values):
         caches[spec] = spec, kernels.allocate(spec, pages + 1, page_tokens)
         kernels.append(caches[spec][1], _random(kernels, random, longest, *spec.shape), spec, everything)
+    stored = caches[values]
+    if shape.value_size is not None:
+        stored = replace(keys, shape=(shape.kv_heads, shape.value_size)), caches[keys][1]
     query_HD = _random(kernels, random, longest + 1, shape.heads, shape.size)
 
     def run(rows: list[range]) -> Tensor:
         view = _view(rows, keys.group, pages, kernels.device)
-        return kernels.attention(query_HD[view.positions_T], caches[keys], caches[values], view, shape.size**-0.5)
+        return kernels.attention(query_HD[view.positions_T], caches[keys], stored, view, shape.size**-0.5,
+                                 sinks_H=sinks_H)
 
     borders = (0, 1, page_tokens - 1, page_tokens, 2 * page_tokens + 1, longest // 4 - 1, longest // 2, longest - 1)
     places = sorted({place for place in borders if 0 <= place < longest})

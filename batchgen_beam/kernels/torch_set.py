@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchgen_beam.kernels import torch_sampling
+from batchgen_beam.kernels.expert_batches import run_experts
 from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
 from batchgen_beam.kernels.int8_pages import check_kv_dtype, kv_facts, page_shape
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_entries, paged_attention
 from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
 from batchgen_beam.models.interface import BatchView, CacheSpec, Scores
 from batchgen_beam.models.sampling import Sampled, SamplingLines
 
@@ -115,20 +117,31 @@ class TorchKernels:
         cos, sin = cos_Td[:, None, :], sin_Td[:, None, :]
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x_THd.dtype)
 
-    def swiglu(self, gate_up_TN: Tensor) -> Tensor:
-        """`gate / (1 + exp(-gate)) * up`, [T, N / 2], float32 inside, rounded once."""
-        gate, up = gate_up_TN.chunk(2, -1)
-        g = gate.float()
-        return (g / (torch.exp(-g) + 1.0) * up.float()).to(gate_up_TN.dtype)
+    def swiglu(self, gate_up_TN: Tensor, activation: Activation = SILU) -> Tensor:
+        """`gate / (1 + exp(-alpha gate)) * (up + shift)`, [T, N / 2], float32 inside, rounded once."""
+        gate, up = (half.float() for half in gate_up_TN.chunk(2, -1))
+        if activation.limit is not None:
+            gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+        if activation.shift:
+            up = up + activation.shift
+        return (gate / (torch.exp(gate * -activation.alpha) + 1.0) * up).to(gate_up_TN.dtype)
+
+    def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
+                shared_TD: Tensor | None = None) -> Tensor:
+        """Weighted sum over each token's experts, float32 inside, rounded once."""
+        def run(x_ND: Tensor, expert: Expert) -> Tensor:
+            return self.linear(self.swiglu(self.linear(x_ND, expert.gate_up), activation), expert.down)
+
+        return run_experts(x_TD, routing, experts, run, shared_TD)
 
     def append(self, cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:
         """Write each token's entry at its position into the pages of its row."""
         append_entries(cache, values_TGd, spec, view)
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
-                  view: BatchView, scale: float) -> Tensor:
-        """Causal (and windowed) attention of each token over its row's pages, [T, H, d]."""
-        return paged_attention(q_THd, keys, values, view, scale, self._workspace)
+                  view: BatchView, scale: float, *, sinks_H: Tensor | None = None) -> Tensor:
+        """Causal (and windowed) attention of each token over its row's pages, [T, H, v]."""
+        return paged_attention(q_THd, keys, values, view, scale, self._workspace, sinks_H)
 
     def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
         """Rows of the embedding table, [T, D] in the run's dtype."""

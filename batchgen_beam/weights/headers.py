@@ -38,6 +38,11 @@ class TensorFacts:
     start: int
     end: int
 
+    @property
+    def parts(self) -> tuple[TensorFacts, ...]:
+        """All tensors that are stored for it: itself."""
+        return (self,)
+
 
 def read_header(path: Path) -> dict[str, TensorFacts]:
     """The tensors of a safetensors file by name; a truncated or corrupt file is refused by name."""

@@ -7,23 +7,34 @@ the rows that meet them fail by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from batchgen_beam.config.families.deepseek import MlaConfig
 from batchgen_beam.config.families.fake import FakeConfig
+from batchgen_beam.config.families.gpt_oss import GptOssConfig
 from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.config.families.mistral import MixtralConfig
+from batchgen_beam.config.families.qwen import Qwen3MoeConfig
 from batchgen_beam.errors import CheckpointError
+from batchgen_beam.models.deepseek import DeepseekModel
 from batchgen_beam.models.fake import FakeModel
+from batchgen_beam.models.gpt_oss import GptOssModel
 from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.models.llama import LlamaModel
+from batchgen_beam.models.mixtral import MixtralModel
+from batchgen_beam.models.qwen3_moe import Qwen3MoeModel
 from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
 from batchgen_beam.weights.headers import TensorFacts
+from batchgen_beam.weights.parameter import Cut, Parameter
+from batchgen_beam.weights.quantized_reader import read_quantized, read_quantized_expert
+from batchgen_beam.weights.quantized_storage import QuantizedTensor
 
 __all__ = ["load_model"]
 
@@ -31,8 +42,9 @@ __all__ = ["load_model"]
 class _TensorReader:
     """Gives each parameter once, in the run's dtype; holds no tensor itself and closes its files at the end."""
 
-    def __init__(self, tensors: Mapping[str, TensorFacts], kernels: KernelSet) -> None:
-        self._left = dict(tensors)
+    def __init__(self, facts: CheckpointFacts, kernels: KernelSet) -> None:
+        self._left = dict(facts.tensors)
+        self._parameters = facts.parameters
         self._kernels = kernels
         self._open = ExitStack()
         self._files: dict[Path, safe_open] = {}
@@ -46,11 +58,29 @@ class _TensorReader:
         assert kind is not None or not self._left, f"parameters that the model never asked for: {sorted(self._left)}"
 
     def get(self, parameter: str) -> Tensor:
-        """A copy that outlives the file, rounded once to the run's dtype; a second request is our own mistake."""
+        """A copy that outlives the file, rounded once to the run's dtype, or float32 where the table says so; a second
+        request is our own mistake."""
         assert parameter in self._left, f"{parameter} was asked for twice, or is no parameter of this model"
-        tensor = self._left.pop(parameter)
-        stored: Tensor = self._file(tensor.file).get_tensor(tensor.name)  # type: ignore[no-untyped-call]
-        return stored.to(device=self._kernels.device, dtype=self._kernels.dtype, copy=True)
+        tensor, row = self._left.pop(parameter), self._parameters[parameter]
+        dtype = torch.float32 if row.exact else self._kernels.dtype
+        if isinstance(tensor, QuantizedTensor):
+            return self._dequantised(tensor, row, dtype).to(self._kernels.device)
+        return self._stored(tensor, row.cut).to(device=self._kernels.device, dtype=dtype, copy=True)
+
+    def _dequantised(self, tensor: QuantizedTensor, row: Parameter, dtype: torch.dtype) -> Tensor:
+        if row.cut is None:
+            return read_quantized(tensor, row.shape, self._part, dtype)
+        assert row.stored_shape is not None, row.name
+        return row.cut.take(read_quantized_expert(tensor, row.stored_shape, row.cut.expert, self._part, dtype))
+
+    def _part(self, tensor: TensorFacts) -> Any:
+        return self._file(tensor.file).get_slice(tensor.name)  # type: ignore[no-untyped-call]
+
+    def _stored(self, tensor: TensorFacts, cut: Cut | None) -> Tensor:
+        """As the file has it; of a tensor of all experts no other one is read."""
+        part = self._part(tensor)
+        whole: Tensor = part[...] if cut is None else part[cut.expert : cut.expert + 1]
+        return whole if cut is None else cut.take(whole[0])
 
     def _file(self, path: Path) -> safe_open:
         if path not in self._files:
@@ -64,7 +94,7 @@ def load_model(folder: Path, kernels: KernelSet) -> Model:
     Raises `CheckpointError` for any fault of the folder; never leaves a parameter unfilled.
     """
     facts = check_checkpoint(folder)
-    with _TensorReader(facts.tensors, kernels) as reader:
+    with _TensorReader(facts, kernels) as reader:
         return _build(facts, reader, kernels)
 
 
@@ -72,6 +102,14 @@ def _build(facts: CheckpointFacts, reader: _TensorReader, kernels: KernelSet) ->
     match facts.config:
         case LlamaConfig() as config:
             return LlamaModel(config, reader.get, kernels)
+        case MixtralConfig() as config:
+            return MixtralModel(config, reader.get, kernels)
+        case Qwen3MoeConfig() as config:
+            return Qwen3MoeModel(config, reader.get, kernels)
+        case MlaConfig() as config:
+            return DeepseekModel(config, reader.get, kernels)
+        case GptOssConfig() as config:
+            return GptOssModel(config, reader.get, kernels)
         case FakeConfig() as config:
             return FakeModel(config, kernels)
     raise CheckpointError(f"{facts.folder}: no model is written for {type(facts.config).__name__}")

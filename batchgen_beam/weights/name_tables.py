@@ -1,4 +1,5 @@
-"""Which tensors a model is made of: checkpoint name, parameter, shape, and when it exists.  One table per model type.
+"""Which tensors a model is made of: checkpoint name, parameter, shape, and when it exists.  One table per model type:
+that of Llama is here, those of sparse families in `family_tables`.
 
 Owns the strict matching: no unknown name, no parameter unfilled, ignored names listed.  Does not
 know files, dtypes or torch.
@@ -9,14 +10,20 @@ Shape letters: V vocabulary, D hidden size, Q query heads * head size, K key/val
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from batchgen_beam.config.base import ModelConfig
+from batchgen_beam.config.families.deepseek import MlaConfig
 from batchgen_beam.config.families.fake import FakeConfig
+from batchgen_beam.config.families.gpt_oss import GptOssConfig
 from batchgen_beam.config.families.llama import LlamaConfig
+from batchgen_beam.config.families.mistral import MixtralConfig
+from batchgen_beam.config.families.qwen import Qwen3MoeConfig
+from batchgen_beam.config.model_registry import is_supported
 from batchgen_beam.errors import CheckpointError
+from batchgen_beam.weights.family_tables import sparse_parameters
+from batchgen_beam.weights.parameter import Parameter
 from batchgen_beam.weights.shards import clip_names
 
 __all__ = ["EMBEDDING", "HEAD", "Parameter", "expected_parameters", "match_names"]
@@ -54,25 +61,19 @@ _IGNORED = (
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A parameter of the model, the stored tensor that fills it, and the shape that both have to have."""
+def expected_parameters(config: ModelConfig, stored: Collection[str] = ()) -> tuple[Parameter, ...]:
+    """Every parameter of the model, in order of its type's table.
 
-    name: str
-    stored: str
-    shape: tuple[int, ...]
-
-
-def expected_parameters(config: ModelConfig) -> tuple[Parameter, ...]:
-    """Every parameter of the model, in order of its type's table, each row of it for all layers.
-
-    The fake model has none.  A type without a table is a `CheckpointError`: nothing could be checked.
+    `stored` names decide between several layouts of one model.  The fake model has no parameter.  A type without a
+    table is a `CheckpointError`: nothing could be checked.
     """
     match config:
         case FakeConfig():
             return ()
         case LlamaConfig():
             return _llama_parameters(config)
+        case MixtralConfig() | Qwen3MoeConfig() | MlaConfig() | GptOssConfig() if is_supported(config):
+            return sparse_parameters(config, stored)
     raise CheckpointError(f"{config.name_or_path or 'the model'}: no table of tensors is written for model type "
                           f"{config.model_type!r}")
 
@@ -100,6 +101,7 @@ def match_names(config: ModelConfig, parameters: Iterable[Parameter], stored: It
     ignored = {name for name in names if any(pattern.fullmatch(name) for pattern in _IGNORED)}
     if config.tie_word_embeddings:
         ignored |= names & {HEAD}
+    ignored |= {name for name in names if (match := _LAYER.match(name)) and int(match[1]) in _unused_layers(config)}
     wanted = {parameter.stored for parameter in parameters}
     _check_layers(config, names - ignored, where)
     _check_head(wanted - names, where)
@@ -109,6 +111,12 @@ def match_names(config: ModelConfig, parameters: Iterable[Parameter], stored: It
                               f"{len(missing)} missing ({clip_names(missing)}), {len(unknown)} unknown "
                               f"({clip_names(unknown)})")
     return tuple(sorted(ignored))
+
+
+def _unused_layers(config: ModelConfig) -> range:
+    """Numbers of layers that predict further tokens, and are no part of the model itself."""
+    begin = config.num_hidden_layers
+    return range(begin, begin + (config.num_nextn_predict_layers if isinstance(config, MlaConfig) else 0))
 
 
 def _check_head(missing: set[str], where: Path) -> None:

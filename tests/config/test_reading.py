@@ -102,15 +102,6 @@ def test_aliases(tmp_path: Path) -> None:
         load(tmp_path, dtype="float16", torch_dtype="bfloat16")
 
 
-def test_quantization_is_read(tmp_path: Path) -> None:
-    """The method is a fact of the configuration, wherever it is written."""
-    assert load(tmp_path).quantization is None
-    assert load(tmp_path, quantization_config={"quant_method": "gptq"}).quantization == "gptq"
-    assert load(tmp_path, quantization_config={"bits": 4}).quantization == "unnamed method"
-    assert load(tmp_path, quantization_config={}).quantization is None
-    assert load(tmp_path, compression_config={"quant_method": "sparse"}).quantization == "sparse"
-
-
 def test_fake_config(tmp_path: Path) -> None:
     """The fake model's kinds are the cache kinds; another word is refused with the allowed ones."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "batchgen_fake", "kind": "windowed", "window": 7}))

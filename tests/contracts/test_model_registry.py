@@ -157,7 +157,10 @@ def test_nested_text_config(tmp_path: Path, outer: str, text: str, cls: type) ->
     assert config.tie_word_embeddings is False
 
 
-@pytest.mark.parametrize("model_type", sorted(set(get_registered_models()) - {"llama", "batchgen_fake"}))
+SUPPORTED = {"llama", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss", "batchgen_fake"}
+
+
+@pytest.mark.parametrize("model_type", sorted(set(get_registered_models()) - SUPPORTED))
 def test_known_but_not_supported(tmp_path: Path, model_type: str) -> None:
     """A family without a model is refused when run, not when read."""
     config = load_config(write_config(tmp_path, {"model_type": model_type}))
@@ -165,6 +168,28 @@ def test_known_but_not_supported(tmp_path: Path, model_type: str) -> None:
         require_supported(config)
 
 
-def test_supported() -> None:
-    """Llama runs."""
-    require_supported(LlamaConfig())
+@pytest.mark.parametrize("model_type", sorted(SUPPORTED))
+def test_supported(tmp_path: Path, model_type: str) -> None:
+    """These run; of DeepSeek-V2 the file has to say how many experts a token goes to."""
+    require_supported(load_config(write_config(tmp_path, {"model_type": model_type, "num_experts_per_tok": 2})))
+
+
+@pytest.mark.parametrize(("model_type", "keys", "reason"), [
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 of 8 experts"),
+    ("qwen3_moe", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ("deepseek_v2", {}, "num_experts_per_tok null of 64 experts"),
+    ("deepseek_v2", {"num_experts_per_tok": 6, "norm_topk_prob": True}, "norm_topk_prob true"),
+    ("deepseek_v2", {"num_experts_per_tok": 6, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+    ("deepseek_v3", {"n_group": 7}, "n_group 7 with topk_group 4 of 256 experts"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+    ("deepseek_v3", {"rope_interleave": False}, "rope_interleave false"),
+    ("kimi_k2", {"topk_method": "greedy"}, "topk_method 'greedy'"),
+    ("gpt_oss", {"layer_types": ["full_attention", "chunked_attention"], "num_hidden_layers": 2}, "chunked_attention"),
+    ("gpt_oss", {"layer_types": ["full_attention"], "num_hidden_layers": 2}, "layer_types of 1 layers"),
+])
+def test_values_that_no_model_computes(tmp_path: Path, model_type: str, keys: dict[str, object], reason: str) -> None:
+    """A value that would be ignored is refused, by its name."""
+    config = load_config(write_config(tmp_path, {"model_type": model_type, **keys}))
+    with pytest.raises(ValueError, match=f"not supported for model type '{model_type}': .*{reason}"):
+        require_supported(config)

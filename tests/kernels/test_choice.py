@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from batchgen_beam.kernels import choice
 from batchgen_beam.kernels.choice import ISA, TIMED, choose_kernels
 from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic
 from batchgen_beam.kernels.native_set import NativeKernels
-from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes
+from batchgen_beam.kernels.self_test import AttentionShape, ExpertShape, ModelShapes
 from batchgen_beam.models.interface import KernelSet
 from tests.kernels.sets import NATIVE, NEEDS_NATIVE
 
@@ -43,11 +44,20 @@ def test_native_is_taken_where_it_can_be(tmp_path: Path) -> None:
         "native", "native", "torch"]
 
 
+def special(experts: ExpertShape | None = None, **keys: Any) -> ModelShapes:
+    """A model with something that only the torch set computes."""
+    attention = (AttentionShape(heads=8, kv_heads=1, size=64, **keys),)
+    return ModelShapes(linear=(), head=(1000, 64), norms=(), activations=(), attention=attention, experts=experts)
+
+
 @pytest.mark.parametrize(("model", "reason"), [
+    (special(value_size=48), "latent attention"),
+    (special(sinks=True), "attention sinks"),
+    (special(ExpertShape(count=8, chosen=2, size=64, inner=64)), "experts"),
     (shapes(size=24), "heads of 24 values are no multiple of 16"),
     (shapes(inputs=577), "odd number of inputs"),
     (ModelShapes(linear=(), head=(9, 9), norms=(), activations=(), attention=()), "no attention"),
-], ids=["heads", "inputs", "attention"])
+], ids=["latent", "sinks", "experts", "heads", "inputs", "attention"])
 def test_a_model_that_does_not_fit_runs_on_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture, model: ModelShapes,
                                                  reason: str) -> None:
     """`auto` takes torch and says why in one line; `native` refuses with the same reason and a remedy."""

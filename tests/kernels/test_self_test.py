@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from batchgen_beam.kernels.gemm import PackedLinear
-from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_invariance
+from batchgen_beam.kernels.self_test import AttentionShape, ExpertShape, ModelShapes, check_invariance
 from batchgen_beam.kernels.torch_set import TorchKernels
-from batchgen_beam.models.interface import BatchView, CacheSpec
+from batchgen_beam.models.interface import Activation, BatchView, CacheSpec, Expert, Routing
 
 SHAPES = ModelShapes(linear=((192, 1536), (576, 192)), head=(4099, 192), norms=(192,), activations=(288,),
                      attention=(AttentionShape(heads=6, kv_heads=2, size=32),
-                                AttentionShape(heads=6, kv_heads=2, size=32, window=100)))
+                                AttentionShape(heads=6, kv_heads=2, size=32, window=100),
+                                AttentionShape(heads=6, kv_heads=2, size=32, sinks=True),
+                                AttentionShape(heads=4, kv_heads=1, size=48, value_size=32)),
+                     experts=ExpertShape(count=12, chosen=3, size=192, inner=96,
+                                         activation=Activation(alpha=1.702, limit=7.0, shift=1.0)))
 
 
 class Chatty(TorchKernels):
     """Kernels whose attention and norm know how many tokens ride along."""
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
-                  view: BatchView, scale: float) -> Tensor:
-        return super().attention(q_THd, keys, values, view, scale * (1 + len(q_THd) / 100))
+                  view: BatchView, scale: float, *, sinks_H: Tensor | None = None) -> Tensor:
+        return super().attention(q_THd, keys, values, view, scale * (1 + len(q_THd) / 100), sinks_H=sinks_H)
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         return super().rms_norm(x_TD, weight_D, eps * len(x_TD))
+
+
+class ChattyExperts(TorchKernels):
+    """Experts that know how many tokens ride along."""
+
+    def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
+                shared_TD: Tensor | None = None) -> Tensor:
+        return super().experts(x_TD, routing, experts, activation, shared_TD=shared_TD) * (1 + len(x_TD) * 2.0**-20)
 
 
 class ChattyProducts(TorchKernels):
@@ -50,7 +64,7 @@ def test_products_that_know_their_batch_are_found() -> None:
     """The self-test says false, and names products and batches, and nothing else."""
     result = check_invariance(ChattyProducts(torch.float32), SHAPES, longest=128)
     assert not result.deterministic
-    assert {failure.split()[0] for failure in result.failures} == {"linear", "head"}
+    assert {failure.split()[0] for failure in result.failures} == {"linear", "head", "router", "experts"}
     assert "linear 192x1536: batch of 1" in result.failures
 
 
@@ -60,6 +74,12 @@ def test_each_broken_operation_is_named() -> None:
     kinds = {failure.split()[0] for failure in result.failures}
     assert kinds == {"attention", "rms_norm"}
     assert "attention 6/2x32 window 100: position 64 in a mixed batch" in result.failures
+
+
+def test_experts_that_know_their_company_are_named() -> None:
+    """A set whose experts alone break the law is found out."""
+    result = check_invariance(ChattyExperts(torch.float32), SHAPES, longest=128)
+    assert {failure.split(":")[0] for failure in result.failures} == {"experts 12x96x192"}
 
 
 def test_its_time_is_reported() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from batchgen_beam.config.base import DERIVED, DecoderConfig, eos_field
+from batchgen_beam.config.base import DERIVED, DecoderConfig, eos_field, too_many_chosen
 from batchgen_beam.config.model_registry import register_config
 from batchgen_beam.config.reading import json_field
 
@@ -20,6 +20,9 @@ class MlaConfig(DecoderConfig):
     q projection.  The first `first_k_dense_replace` layers are dense; `num_nextn_predict_layers` beyond the last layer
     predict further tokens and are not used.
     """
+
+    scoring: ClassVar[str] = "sigmoid"
+    topk_methods: ClassVar[tuple[str, ...]] = ("noaux_tc",)
 
     head_dim: int = json_field(DERIVED, reader=lambda source, default: None)
     q_lora_rank: int | None = 1536
@@ -40,10 +43,36 @@ class MlaConfig(DecoderConfig):
     norm_topk_prob: bool = True
     routed_scaling_factor: float = json_field(2.5, least=0.0)
     num_nextn_predict_layers: int = json_field(0, least=0)
+    rope_interleave: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head_dim", self.qk_rope_head_dim)
         DecoderConfig.__post_init__(self)
+
+    @property
+    def has_correction(self) -> bool:
+        """Whether the router chooses by score plus a bias."""
+        return self.scoring == "sigmoid"
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        return layer >= self.first_k_dense_replace
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Beside those of every decoder: other routers, and rotation of half-split pairs."""
+        groups, chosen_groups = self.n_group or 1, self.topk_group or 1
+        wrong = {
+            f"moe_layer_freq {self.moe_layer_freq}": self.moe_layer_freq != 1,
+            f"scoring_func {self.scoring_func!r}": self.scoring_func != self.scoring,
+            f"topk_method {self.topk_method!r}": self.topk_method not in self.topk_methods,
+            f"norm_topk_prob true with scoring_func {self.scoring!r}":
+                self.norm_topk_prob and self.scoring == "softmax",
+            f"n_group {groups} with topk_group {chosen_groups} of {self.n_routed_experts} experts":
+                bool(self.n_routed_experts % groups) or chosen_groups > groups,
+            "rope_interleave false": not self.rope_interleave,
+        }
+        return (DecoderConfig.unsupported(self) + tuple(name for name, is_wrong in wrong.items() if is_wrong)
+                + too_many_chosen(self.num_experts_per_tok, self.n_routed_experts))
 
 
 @register_config("deepseek_v2")
@@ -52,6 +81,8 @@ class DeepseekV2Config(MlaConfig):
     """Softmax router; a group's score is its best expert."""
 
     architecture_names: ClassVar[tuple[str, ...]] = ("DeepseekV2ForCausalLM",)
+    scoring: ClassVar[str] = "softmax"
+    topk_methods: ClassVar[tuple[str, ...]] = ("greedy", "group_limited_greedy")
 
     model_type: str = "deepseek_v2"
     vocab_size: int = 102400

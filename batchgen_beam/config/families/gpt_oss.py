@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from batchgen_beam.config.base import DecoderConfig, eos_field
+from batchgen_beam.config.base import DecoderConfig, eos_field, too_many_chosen
 from batchgen_beam.config.model_registry import register_config
 from batchgen_beam.config.reading import json_field
 from batchgen_beam.config.rope import PLAIN_KINDS, RopeParameters, rope_reader
@@ -20,6 +20,8 @@ _ROPE = RopeParameters(rope_type="yarn", theta=150000.0, factor=32.0, original_m
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssConfig(DecoderConfig):
     """`intermediate_size` is that of an expert; even layers slide unless `layer_types` says otherwise."""
+
+    layer_kinds: ClassVar[tuple[str, ...]] = ("sliding_attention", "full_attention")
 
     architecture_names: ClassVar[tuple[str, ...]] = ("GptOssForCausalLM",)
 
@@ -41,3 +43,17 @@ class GptOssConfig(DecoderConfig):
     num_local_experts: int = 128
     num_experts_per_tok: int = json_field(4, "num_experts_per_tok", "experts_per_token")
     swiglu_limit: float = json_field(7.0, least=0.0)
+    swiglu_alpha: float = 1.702
+
+    def window_of(self, layer: int) -> int | None:
+        """How far a layer, counted from 0, sees in tokens; None: everything."""
+        kind = self.layer_types[layer] if self.layer_types else self.layer_kinds[layer % 2]
+        return self.sliding_window if kind == "sliding_attention" else None
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Beside those of every decoder: other layers, and more experts than there are."""
+        odd = sorted(set(self.layer_types) - set(self.layer_kinds))
+        if self.layer_types and (odd or len(self.layer_types) != self.num_hidden_layers):
+            odd = [f"layer_types {odd or f'of {len(self.layer_types)} layers'}"]
+        return (DecoderConfig.unsupported(self) + tuple(odd)
+                + too_many_chosen(self.num_experts_per_tok, self.num_local_experts))

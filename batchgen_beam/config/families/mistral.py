@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from batchgen_beam.config.base import DecoderConfig, eos_field
+from batchgen_beam.config.base import DecoderConfig, eos_field, too_many_chosen
 from batchgen_beam.config.model_registry import register_config
 from batchgen_beam.config.reading import json_field
 from batchgen_beam.config.rope import PLAIN_KINDS, RopeParameters, rope_reader
@@ -50,3 +50,7 @@ class MixtralConfig(MistralConfig):
     sliding_window: int | None = None
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Beside those of every decoder: more experts than there are."""
+        return DecoderConfig.unsupported(self) + too_many_chosen(self.num_experts_per_tok, self.num_local_experts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from batchgen_beam.config.base import DecoderConfig
+from batchgen_beam.config.base import DecoderConfig, too_many_chosen
 from batchgen_beam.config.model_registry import register_config
 from batchgen_beam.config.reading import json_field
 
@@ -89,3 +89,16 @@ class Qwen3MoeConfig(DecoderConfig):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
+
+    @property
+    def window(self) -> int | None:
+        """How far every layer sees, in tokens; None: everything."""
+        return self.sliding_window if self.use_sliding_window else None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Beside those of every decoder: more experts than there are."""
+        return DecoderConfig.unsupported(self) + too_many_chosen(self.num_experts_per_tok, self.num_experts)
