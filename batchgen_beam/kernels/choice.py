@@ -77,14 +77,13 @@ def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:
         return "the model has no attention of the kind that the native set computes"
     if any(shape.value_size is not None for shape in shapes.attention):
         return "the model has latent attention, which the native set does not compute"
-    if any(shape.sinks for shape in shapes.attention):
-        return "the model has attention sinks, which the native set does not compute"
-    if shapes.experts is not None:
-        return "the model has experts, which the native set does not compute"
     odd = next((shape.size for shape in shapes.attention if shape.size % HEAD_MULTIPLE), None)
     if odd is not None:
         return f"the model's heads of {odd} values are no multiple of {HEAD_MULTIPLE}"
-    if dtype is torch.bfloat16 and any(inputs % 2 for _, inputs in (*shapes.linear, shapes.head)):
+    inputs = [count for _, count in (*shapes.linear, shapes.head)]
+    if shapes.experts is not None:
+        inputs += [shapes.experts.size, shapes.experts.inner]
+    if dtype is torch.bfloat16 and any(count % 2 for count in inputs):
         return "a weight of the model has an odd number of inputs"
     return None
 

@@ -13,11 +13,12 @@ from functools import cache
 from importlib.util import find_spec
 
 __all__ = ["EMULATED_PATHS", "HALF_PATHS", "ON_REQUEST_PATHS", "PARTS", "PATHS", "Arithmetic", "Attention", "Batch",
-           "Cache", "Decoder", "DecoderLayer", "Result", "Sampling", "Weight", "arithmetic", "library"]
+           "Cache", "Decoder", "DecoderLayer", "Expert", "Experts", "Result", "Sampling", "Weight", "arithmetic",
+           "library"]
 
 LOG = logging.getLogger(__name__)
 
-INTERFACE = 4
+INTERFACE = 5
 
 PATHS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Instruction paths, each a step up from the one before."""
@@ -59,10 +60,23 @@ class Cache(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """Heads, their size, how far they see (a window of 0: all), and whether their pages are of int8."""
+    """Heads, their size, how far they see (a window of 0: all), whether their pages are of int8, and their sinks."""
 
     _fields_ = [("heads", c_int64), ("kv_heads", c_int64), ("size", c_int64), ("window", c_int64),
-                ("int8_pages", c_int64), ("scale", c_float)]
+                ("int8_pages", c_int64), ("scale", c_float), ("sinks", c_void_p)]
+
+
+class Expert(ctypes.Structure):
+    """The weights of one expert."""
+
+    _fields_ = [("gate", Weight), ("up", Weight), ("down", Weight)]
+
+
+class Experts(ctypes.Structure):
+    """Experts that are in memory together, and the tokens that go to them."""
+
+    _fields_ = [("experts", POINTER(Expert)), ("ends", c_void_p), ("count", c_int64), ("tokens_at", c_void_p),
+                ("weights", c_void_p), ("alpha", c_float), ("limit", c_float), ("shift", c_float)]
 
 
 class DecoderLayer(ctypes.Structure):
@@ -111,12 +125,14 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
                             c_void_p]),
     "bg_head": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
     "bg_sample": (c_int, [c_void_p, c_int, POINTER(Sampling)]),
+    "bg_run_experts": (c_int, [c_void_p, c_int, c_void_p, POINTER(Experts), c_void_p]),
     "bg_forward": (c_int, [c_void_p, c_int, POINTER(Decoder), POINTER(Batch), POINTER(Cache), POINTER(Result),
                            POINTER(c_double)]),
 }
 
 
-_FALLIBLE = ("bg_linear", "bg_append_keys", "bg_append_values", "bg_attention", "bg_head", "bg_sample", "bg_forward")
+_FALLIBLE = ("bg_linear", "bg_append_keys", "bg_append_values", "bg_attention", "bg_head", "bg_sample",
+             "bg_run_experts", "bg_forward")
 """Functions that return whether they did their work."""
 
 _NO_MEMORY, _NO_THREAD = 1, 2

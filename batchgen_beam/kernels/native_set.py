@@ -19,6 +19,7 @@ from torch import Tensor
 from batchgen_beam.kernels import native_library as native
 from batchgen_beam.kernels.int8_pages import check_kv_dtype, kv_facts, page_shape
 from batchgen_beam.kernels.memory import zeroed
+from batchgen_beam.kernels.native_experts import add_experts
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
 from batchgen_beam.models.interface import BatchView, CacheKind, CacheSpec, GroupKey, Scores
@@ -158,8 +159,14 @@ class NativeKernels:
 
     def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
                 shared_TD: Tensor | None = None) -> Tensor:
-        """Not in the library."""
-        raise ValueError("the native kernel set computes no experts")
+        """Weighted sum over each token's experts, float32 from the last products on, rounded once."""
+        x_TD = self._row_major(x_TD)
+        totals_TD = torch.zeros(x_TD.shape, dtype=torch.float32)
+        add_experts(routing, experts, activation, lambda some: self._library.bg_run_experts(
+            self._arithmetic, self.threads, x_TD.data_ptr(), some, totals_TD.data_ptr()))
+        if shared_TD is not None:
+            totals_TD += shared_TD.float()
+        return totals_TD.to(self.dtype)
 
     # Attention
 
@@ -172,26 +179,27 @@ class NativeKernels:
         values_TGd = self._heads_together(values_TGd)
         write = self._library.bg_append_keys if spec.name == "k" else self._library.bg_append_values
         batch = _Batch(view, spec.group)
-        shape = _shape(spec, spec.shape[0], 1.0)
+        shape = _shape(spec, spec.shape[0])
         write(self._arithmetic, values_TGd.data_ptr(), values_TGd.stride(0), batch.struct, shape, cache.data_ptr())
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
                   view: BatchView, scale: float, *, sinks_H: Tensor | None = None) -> Tensor:
         """Causal (and windowed) attention of each token over its row's pages in page order, [T, H, d]."""
         (spec, key_cache), (value_spec, value_cache) = keys, values
-        if sinks_H is not None:
-            raise ValueError("the native kernel set computes no attention with sinks")
         if value_cache is key_cache:
             raise ValueError("the native kernel set keeps keys and values apart")
         assert spec.is_scaled == value_spec.is_scaled, "keys and values lie in pages of one form"
         tokens, heads, size = q_THd.shape
         self.fits(size)
+        if sinks_H is not None:
+            sinks_H = sinks_H.float().contiguous()
         q_THd = self._heads_together(q_THd)
         out_THd = q_THd.new_empty(tokens, heads, size)
         batch = _Batch(view, spec.group)
+        shape = _shape(spec, heads, scale, None if sinks_H is None else sinks_H.data_ptr())
         self._library.bg_attention(
-            self._arithmetic, self.threads, q_THd.data_ptr(), q_THd.stride(0), batch.struct,
-            _shape(spec, heads, scale), native.Cache(key_cache.data_ptr(), value_cache.data_ptr()), out_THd.data_ptr())
+            self._arithmetic, self.threads, q_THd.data_ptr(), q_THd.stride(0), batch.struct, shape,
+            native.Cache(key_cache.data_ptr(), value_cache.data_ptr()), out_THd.data_ptr())
         return out_THd
 
     def fits(self, head_size: int) -> None:
@@ -336,6 +344,6 @@ class _Result:
         return Scores(logits_LV=self._logits_LV, line_W=self._line_W, ids_W=self._ids_W, logprobs_W=self._logprobs_W)
 
 
-def _shape(spec: CacheSpec, heads: int, scale: float) -> native.Attention:
+def _shape(spec: CacheSpec, heads: int, scale: float = 1.0, sinks: int | None = None) -> native.Attention:
     kv_heads, size = spec.shape
-    return native.Attention(heads, kv_heads, size, spec.window or 0, spec.is_scaled, scale)
+    return native.Attention(heads, kv_heads, size, spec.window or 0, spec.is_scaled, scale, sinks)

@@ -52,12 +52,11 @@ def special(experts: ExpertShape | None = None, **keys: Any) -> ModelShapes:
 
 @pytest.mark.parametrize(("model", "reason"), [
     (special(value_size=48), "latent attention"),
-    (special(sinks=True), "attention sinks"),
-    (special(ExpertShape(count=8, chosen=2, size=64, inner=64)), "experts"),
+    (special(ExpertShape(count=8, chosen=2, size=64, inner=63)), "odd number of inputs"),
     (shapes(size=24), "heads of 24 values are no multiple of 16"),
     (shapes(inputs=577), "odd number of inputs"),
     (ModelShapes(linear=(), head=(9, 9), norms=(), activations=(), attention=()), "no attention"),
-], ids=["latent", "sinks", "experts", "heads", "inputs", "attention"])
+], ids=["latent", "experts", "heads", "inputs", "attention"])
 def test_a_model_that_does_not_fit_runs_on_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture, model: ModelShapes,
                                                  reason: str) -> None:
     """`auto` takes torch and says why in one line; `native` refuses with the same reason and a remedy."""
@@ -66,6 +65,12 @@ def test_a_model_that_does_not_fit_runs_on_torch(tmp_path: Path, caplog: pytest.
     assert [reason in message for message in caplog.messages] == [True]
     with pytest.raises(OptionError, match=f"--kernels=native: .*{reason}.*; use --kernels=auto"):
         chosen(tmp_path, model, wanted="native")
+
+
+def test_experts_and_sinks_run_natively(tmp_path: Path) -> None:
+    """Sparse models with grouped attention are no reason to leave the native set."""
+    model = special(ExpertShape(count=8, chosen=2, size=64, inner=64), sinks=True, window=128)
+    assert chosen(tmp_path, model, wanted="native").name == "native"
 
 
 def test_keys_and_values_are_kept_as_the_flag_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.experts import SILU, Activation, Expert, Routing
-from batchgen_beam.models.interface import CacheKind, CacheSpec, GroupKey
-from tests.kernels.sets import HIGHEST, NEEDS_NATIVE, native
+from batchgen_beam.models.interface import CacheKind, CacheSpec, GroupKey, KernelSet
+from tests.kernels.sets import EVERY_SET, FLOAT32_SETS, HIGHEST, NATIVE, NEEDS_NATIVE, MakeKernels, native
 from tests.kernels.views import PAGE, tables, view
 
 COUNT, CHOSEN, SIZE, INNER = 6, 3, 40, 24
@@ -43,6 +44,31 @@ class Looked(list[Expert]):
         return super().__getitem__(index)
 
 
+class Lent(Sequence[Expert]):
+    """Experts of which only the last that was looked up is in memory: that of the others is overwritten."""
+
+    def __init__(self, kernels: KernelSet) -> None:
+        self._kernels = kernels
+        self._last: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return COUNT
+
+    @overload
+    def __getitem__(self, index: int) -> Expert: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Expert]: ...
+
+    def __getitem__(self, index: int | slice) -> Expert | list[Expert]:
+        assert isinstance(index, int)
+        for memory in self._last:
+            memory.view(torch.uint8).fill_(0xff)
+        expert = packed(self._kernels)[index]
+        self._last = [tensor for part in (expert.gate_up, expert.down) for tensor in getattr(part, "memory", ())]
+        return expert
+
+
 def expert_weights() -> list[tuple[Tensor, Tensor, Tensor]]:
     """Gate, up and down of each expert."""
     return [tuple(0.3 * normal(*shape, seed=10 * e + i) for i, shape in enumerate(  # type: ignore[misc]
@@ -56,15 +82,16 @@ def routing(tokens: int) -> Routing:
                    weights_Tk=torch.rand(tokens, CHOSEN, generator=generator))
 
 
-def packed(kernels: TorchKernels) -> list[Expert]:
+def packed(kernels: KernelSet) -> list[Expert]:
     """The experts in the set's own form."""
     return [Expert(gate_up=kernels.pack([gate, up]), down=kernels.pack([down])) for gate, up, down in expert_weights()]
 
 
+@pytest.mark.parametrize("make", FLOAT32_SETS)
 @pytest.mark.parametrize("activation", [SILU, CLAMPED])
-def test_the_sum_is_that_of_the_chosen_experts(activation: Activation) -> None:
+def test_the_sum_is_that_of_the_chosen_experts(make: MakeKernels, activation: Activation) -> None:
     """Against every expert of every token in float64, the shared result included."""
-    kernels, x, shared, chosen = TorchKernels(torch.float32), normal(50, SIZE), normal(50, SIZE, seed=9), routing(50)
+    kernels, x, shared, chosen = make(), normal(50, SIZE), normal(50, SIZE, seed=9), routing(50)
     found = kernels.experts(x, chosen, packed(kernels), activation, shared_TD=shared)
     exact = shared.double()
     for e, weights in enumerate(expert_weights()):
@@ -77,10 +104,11 @@ def test_the_sum_is_that_of_the_chosen_experts(activation: Activation) -> None:
     assert float((found - exact).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_does_not_see_who_shares_its_experts(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("make", EVERY_SET)
+def test_a_token_does_not_see_who_shares_its_experts(make: MakeKernels) -> None:
     """The same bits alone, in any part of the batch, and with the token's experts in another order."""
-    kernels, x, chosen = TorchKernels(dtype), normal(150, SIZE).to(dtype), routing(150)
+    kernels = make()
+    x, chosen = normal(150, SIZE).to(kernels.dtype), routing(150)
     experts = packed(kernels)
     whole = kernels.experts(x, chosen, experts, SILU, shared_TD=x)
     for part in (slice(0, 1), slice(7, 12), slice(0, 33), slice(90, 150)):
@@ -88,13 +116,45 @@ def test_a_token_does_not_see_who_shares_its_experts(dtype: torch.dtype) -> None
         assert torch.equal(kernels.experts(x[part], mine, experts, SILU, shared_TD=x[part]), whole[part])
 
 
-def test_only_chosen_experts_are_looked_up() -> None:
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_only_chosen_experts_are_looked_up(make: MakeKernels) -> None:
     """Once each, in ascending order: what no token goes to need not be in memory."""
-    kernels = TorchKernels(torch.float32)
+    kernels = make()
     experts = Looked(packed(kernels))
     ids = torch.tensor([[4, 1], [1, 5]])
     kernels.experts(normal(2, SIZE), Routing(ids_Tk=ids, weights_Tk=torch.ones(2, 2)), experts, SILU)
     assert experts.ids == [1, 4, 5]
+
+
+@pytest.mark.parametrize("make", EVERY_SET)
+def test_experts_one_by_one_give_the_bits_of_all_at_once(make: MakeKernels) -> None:
+    """Of a sequence that is no list an expert's memory may be taken back at the next look-up: nothing reads it then."""
+    kernels = make()
+    x, chosen, experts = normal(60, SIZE).to(kernels.dtype), routing(60), packed(kernels)
+    found = kernels.experts(x, chosen, Lent(kernels), SILU)
+    assert torch.equal(found, kernels.experts(x, chosen, experts, SILU))
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize(("dtype", "path"), NATIVE)
+def test_threads_and_groups_change_no_bit(dtype: torch.dtype, path: str) -> None:
+    """One thread or three; more assignments than are computed together."""
+    x, chosen = normal(6000, SIZE).to(dtype), routing(6000)
+    found = [native(dtype, path, threads).experts(x, chosen, packed(native(dtype, path)), CLAMPED)
+             for threads in (1, 3)]
+    assert torch.equal(*found)
+    last = Routing(ids_Tk=chosen.ids_Tk[-5:], weights_Tk=chosen.weights_Tk[-5:])
+    assert torch.equal(native(dtype, path).experts(x[-5:], last, packed(native(dtype, path)), CLAMPED), found[0][-5:])
+
+
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_a_value_that_is_no_number_stays_one(make: MakeKernels) -> None:
+    """Of the tokens alone that have it; the limits of an activation don't hide it."""
+    kernels = make()
+    x, chosen = normal(4, SIZE), routing(4)
+    x[2, 7] = torch.nan
+    found = kernels.experts(x, chosen, packed(kernels), CLAMPED).isnan().any(1)
+    assert found.tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8])
@@ -114,9 +174,10 @@ def test_values_are_the_first_of_each_entry(kv_dtype: torch.dtype | None) -> Non
     assert narrow.isfinite().all()
 
 
-def test_a_sink_is_one_more_key_without_a_value() -> None:
+@pytest.mark.parametrize("make", FLOAT32_SETS)
+def test_a_sink_is_one_more_key_without_a_value(make: MakeKernels) -> None:
     """Against dense attention with one more score; a sink of minus infinity changes no bit."""
-    kernels, length, sinks = TorchKernels(torch.float32), 150, torch.tensor([3.0, -40.0, 0.5, 60.0])
+    kernels, length, sinks = make(), 150, torch.tensor([3.0, -40.0, 0.5, 60.0])
     keys, values = (CacheSpec(name=name, kind=CacheKind.PAGED, shape=(2, 16), dtype=torch.float32)
                     for name in ("k", "v"))
     batch = view([range(length)], tables([length], torch.Generator().manual_seed(1)), GroupKey(CacheKind.PAGED))
@@ -135,16 +196,12 @@ def test_a_sink_is_one_more_key_without_a_value() -> None:
 
 @NEEDS_NATIVE
 def test_the_native_set_refuses_what_it_does_not_compute() -> None:
-    """Experts, other activations, sinks, and values inside key entries, each by name."""
+    """Other activations outside of experts, and values inside key entries, each by name."""
     kernels = native(torch.float32, HIGHEST[torch.float32])
-    with pytest.raises(ValueError, match="no experts"):
-        kernels.experts(normal(2, SIZE), routing(2), [], SILU)
     with pytest.raises(ValueError, match="Activation"):
         kernels.swiglu(normal(2, 32), CLAMPED)
     spec = CacheSpec(name="k", kind=CacheKind.PAGED, shape=(1, 16), dtype=torch.float32)
     entry = spec, kernels.allocate(spec, 2, PAGE)
     batch = view([range(1)], torch.ones(1, 1, dtype=torch.int64), spec.group)
-    with pytest.raises(ValueError, match="sinks"):
-        kernels.attention(normal(1, 1, 16), entry, entry, batch, 1.0, sinks_H=torch.zeros(1))
     with pytest.raises(ValueError, match="keys and values apart"):
         kernels.attention(normal(1, 1, 16), entry, entry, batch, 1.0)

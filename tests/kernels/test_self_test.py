@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from batchgen_beam.kernels.gemm import PackedLinear
 from batchgen_beam.kernels.self_test import AttentionShape, ExpertShape, ModelShapes, check_invariance
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import Activation, BatchView, CacheSpec, Expert, Routing
+from tests.kernels.sets import NATIVE, native
 
 SHAPES = ModelShapes(linear=((192, 1536), (576, 192)), head=(4099, 192), norms=(192,), activations=(288,),
                      attention=(AttentionShape(heads=6, kv_heads=2, size=32),
@@ -58,6 +60,13 @@ def test_the_torch_set_passes(dtype: torch.dtype, kv_dtype: torch.dtype | None) 
     result = check_invariance(TorchKernels(dtype, kv_dtype=kv_dtype), SHAPES, longest=1024)
     assert result.failures == ()
     assert result.deterministic
+
+
+@pytest.mark.parametrize(("dtype", "path"), NATIVE)
+def test_the_native_set_passes(dtype: torch.dtype, path: str) -> None:
+    """On every path, with experts, windows and sinks; latent attention is not its."""
+    shapes = replace(SHAPES, attention=tuple(shape for shape in SHAPES.attention if shape.value_size is None))
+    assert check_invariance(native(dtype, path, 2), shapes, longest=512).failures == ()
 
 
 def test_products_that_know_their_batch_are_found() -> None:

@@ -33,6 +33,7 @@ struct Queries {
   int64_t page_stride;     // bytes from a page to the next one, the same for keys and values
   int64_t window;          // 0: sees all
   float scale;             // > 0
+  const float* sinks;      // [heads] scores of one more key whose value is 0, or null
   const void* next;        // keys that will be needed after these
 };
 
@@ -42,6 +43,12 @@ struct Finish {
   void* out;               // first row, first of the panel's outputs
   int64_t stride;          // elements between rows of `out`
   int columns;             // outputs of the panel that exist
+};
+
+// What a gated part makes of its halves: gate / (1 + exp(-alpha gate)) * (up + shift), after gate was cut at `limit`
+// from above and up on both sides; infinity cuts nothing.
+struct Activation {
+  float alpha, limit, shift;
 };
 
 // Some logits of one line: the greatest, the sum of exp(x - greatest), NaN where a logit is not finite, and the
@@ -63,6 +70,10 @@ struct Arithmetic {
   void (*keep)(const float* tile, int rows, const Finish& to);      // out = tile + bias
   void (*add)(const float* tile, int rows, const Finish& to);       // out += tile + bias, both rounded
   void (*gate)(float* gate, const float* up, int rows, const Finish& gates, const Finish& ups);  // out = silu(g) * u
+  void (*activate)(float* gate, const float* up, int rows, const Finish& gates, const Finish& ups,
+                   const Activation& by);
+  // float32 out[at[r]] += weights[r] * (tile[r] + bias)
+  void (*weigh)(const float* tile, int rows, const Finish& to, const int64_t* at, const float* weights);
   void (*best)(const float* panels, int64_t stride, int columns, int eligible, int32_t first, Best* line);
   void (*norm)(const void* x, const void* weight, int64_t size, float epsilon, void* out);
   void (*swiglu)(const void* gate_up, int64_t inner, void* out);

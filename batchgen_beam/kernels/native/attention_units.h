@@ -109,7 +109,8 @@ struct Attention {
     attend({at(q, (block.token * stride + column) * a.item), at(out, (block.token * width + column) * a.item), stride,
             width, static_cast<int>(block.count), static_cast<int>(heads), shape.size, batch.positions[block.token],
             pages(block), at(cache.keys, page * kv_head), at(cache.values, page * kv_head), page * shape.kv_heads,
-            shape.window, shape.scale, unit + 1 < units() ? first_keys(unit + 1, cache) : nullptr},
+            shape.window, shape.scale, shape.sinks ? shape.sinks + kv_head * heads : nullptr,
+            unit + 1 < units() ? first_keys(unit + 1, cache) : nullptr},
            scratch);
   }
 };
@@ -123,14 +124,14 @@ inline std::vector<int64_t> rows_of(const bg_batch& batch) {
 }
 
 // The page of a token's position in its row: one KV head of `cache`.
-inline void* page_of(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
-              int64_t kv_head, void* cache) {
+inline void* page_of(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row,
+                     int64_t token, int64_t kv_head, void* cache) {
   const int64_t page = batch.page_table[row * batch.table_width + batch.positions[token] / PAGE];
   return at(cache, (page * shape.kv_heads + kv_head) * page_bytes(a, shape));
 }
 
-inline void append_key(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row, int64_t token,
-                const void* x, void* cache) {
+inline void append_key(const Arithmetic& a, const bg_batch& batch, const bg_attention_shape& shape, int64_t row,
+                       int64_t token, const void* x, void* cache) {
   const auto put = shape.int8_pages ? a.put_key_int8 : a.put_key;
   for (int64_t head = 0; head < shape.kv_heads; head++)
     put(at(x, head * shape.size * a.item), shape.size, page_of(a, batch, shape, row, token, head, cache),

@@ -35,20 +35,11 @@ class Laps {
   std::chrono::steady_clock::time_point last_;
 };
 
-// Buffers of one forward pass.  Never cleared: everything is written before it is read.
-struct Buffers {
-  std::vector<char> bytes[8];
-  void* get(int i, int64_t size) {
-    if (static_cast<int64_t>(bytes[i].size()) < size) bytes[i].resize(size + size / 4);
-    return bytes[i].data();
-  }
-};
-
 // One forward pass as its phases; every thread of the team goes through all of them.
 class Pass {
  public:
   Pass(const Arithmetic& a, const bg_decoder& decoder, const bg_batch& batch, const bg_cache* caches,
-       const bg_result& result, double* seconds, Buffers& buffers, int threads)
+       const bg_result& result, double* seconds, Buffers<8>& buffers, int threads)
       : a_(a), d_(decoder), b_(batch), caches_(caches), seconds_(seconds), shape_(decoder.attention),
         tokens_(batch.tokens), line_(decoder.hidden * a.item),
         width_((shape_.heads + 2 * shape_.kv_heads) * shape_.size), mixed_width_(shape_.heads * shape_.size),
@@ -118,7 +109,7 @@ class Pass {
     each_rows(lines, team, thread, [&](const Rows& rows) { norm(layer.feed_forward_norm, lines, rows); });
     lap(BG_NORM);
     each_panels(team, thread, blocks(d_.inner, PANEL), [&](int64_t first, int64_t last) {
-      multiply_gated(a_, normed_, layer.gate, layer.up, {first, last, 0, lines.count}, inner_);
+      multiply_gated(a_, normed_, layer.gate, layer.up, {first, last, 0, lines.count}, inner_, a_.gate);
     });
     lap(BG_GATE_UP);
     product(lines, team, thread, inner_, layer.down);
@@ -188,7 +179,7 @@ class Pass {
     lap(BG_OUT);
     norm(layer.feed_forward_norm, lines, rows);
     lap(BG_NORM);
-    multiply_gated(a_, normed_, layer.gate, layer.up, all_panels(layer.gate, rows), inner_);
+    multiply_gated(a_, normed_, layer.gate, layer.up, all_panels(layer.gate, rows), inner_, a_.gate);
     lap(BG_GATE_UP);
     multiply(a_, inner_, layer.down, all_panels(layer.down, rows), lines.hidden, d_.hidden, a_.add);
     lap(BG_DOWN);
@@ -293,7 +284,7 @@ class Pass {
 
 void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
              const bg_cache* caches, const bg_result& result, double* seconds) {
-  thread_local Buffers buffers;
+  thread_local Buffers<8> buffers;
   Pass pass(a, decoder, batch, caches, result, seconds, buffers, threads);
   run_team(threads, [&](Team& team, int thread) { pass.run(team, thread); });
 }

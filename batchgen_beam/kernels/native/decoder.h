@@ -36,6 +36,21 @@ struct bg_attention_shape {
   int64_t heads, kv_heads, size, window;  // window 0: sees all
   int64_t int8_pages;         // 1: caches are of int8 with scales; 0: of the values' own type
   float scale;
+  const float* sinks;         // [heads], float32 scores of one more key for each head, whose value is 0; or null
+};
+
+struct bg_expert {
+  bg_weight gate, up, down;
+};
+
+// Experts that are in memory together, and the tokens that go to them.
+struct bg_experts {
+  const bg_expert* experts;   // [count]
+  const int64_t* ends;        // [count] where each one's assignments end; they begin at 0
+  int64_t count;
+  const int64_t* tokens_at;   // [assignments] tokens, each once for an expert
+  const float* weights;       // [assignments]
+  float alpha, limit, shift;  // see Activation
 };
 
 struct bg_layer {
@@ -84,6 +99,8 @@ void append_values(const Arithmetic& a, const void* x, int64_t stride, const bg_
                    const bg_attention_shape& shape, void* cache);
 void head(const Arithmetic& a, int threads, const void* x, int64_t tokens, const bg_weight& weight,
           const bg_result& result);
+// totals, float32 [tokens, x's width], += weight * expert(x), expert by expert
+void experts(const Arithmetic& a, int threads, const void* x, const bg_experts& some, float* totals);
 void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
              const bg_cache* caches, const bg_result& result, double* seconds);
 

@@ -19,7 +19,7 @@ using namespace batchgen;
 
 namespace {
 
-constexpr int INTERFACE = 4;
+constexpr int INTERFACE = 5;
 
 // Where it is not DONE, no work was.
 enum Status { DONE, NO_MEMORY, NO_THREAD };
@@ -128,6 +128,10 @@ EXPORT int bg_attention(const Arithmetic* a, int threads, const void* q, int64_t
 EXPORT int bg_head(const Arithmetic* a, int threads, const void* x, int64_t tokens, const bg_weight* weight,
                    const bg_result* result) {
   return guarded([&] { head(*a, threads, x, tokens, *weight, *result); });
+}
+
+EXPORT int bg_run_experts(const Arithmetic* a, int threads, const void* x, const bg_experts* some, float* totals) {
+  return guarded([&] { experts(*a, threads, x, *some, totals); });
 }
 
 // Adds to `seconds` [BG_PARTS].

@@ -153,6 +153,36 @@ template <class S> void gate(float* gates, const float* ups, int rows, const Fin
   }
 }
 
+inline Vec activated(Vec gate, Vec up, const batchgen::Activation& by) {
+  const Vec cut = min(set1(by.limit), gate);  // of a number and a not-a-number these give the second operand
+  const Vec moved = add(max(set1(-by.limit), min(set1(by.limit), up)), set1(by.shift));
+  const Vec exponent = min(max(mul(cut, set1(-by.alpha)), set1(-87.f)), set1(88.f));
+  return mul(divide(cut, add(exponential(exponent), set1(1.f))), moved);
+}
+
+template <class S>
+void activate(float* gates, const float* ups, int rows, const Finish& to, const Finish& up,
+              const batchgen::Activation& by) {
+  for (int r = 0; r < rows; r++) {
+    float* line = gates + r * PANEL;
+    each_vector(line, to, [&](int c, Vec x, int) { store(line + c, rounded<S>(x)); });
+    S* out = static_cast<S*>(to.out) + r * to.stride;
+    each_vector(ups + r * PANEL, up, [&](int c, Vec x, int count) {
+      store_part(out + c, activated(load(line + c), rounded<S>(x), by), count);
+    });
+  }
+}
+
+inline void weigh(const float* tile, int rows, const Finish& to, const int64_t* at, const float* weights) {
+  for (int r = 0; r < rows; r++) {
+    float* out = static_cast<float*>(to.out) + at[r] * to.stride;
+    const Vec weight = set1(weights[r]);
+    each_vector(tile + r * PANEL, to, [&](int c, Vec x, int count) {
+      store_part(out + c, add(load_part(out + c, count), mul(weight, x)), count);
+    });
+  }
+}
+
 template <class S> void swiglu(const void* gate_up, int64_t inner, void* out) {
   const S* g = static_cast<const S*>(gate_up);
   S* to = static_cast<S*>(out);
@@ -358,6 +388,13 @@ void attend_lines(const Queries& of, int first, int count, int64_t page, const N
   }
 }
 
+// What a sink adds to the shares of a line whose greatest score, scaled, is `peak`.
+inline float share_of_sink(float sink, float peak) {
+  alignas(64) float share[LANES];
+  store(share, power(min(mul(sub(set1(sink), set1(peak)), set1(LOG2_E)), set1(127.f))));
+  return share[0];
+}
+
 // `open(at, ahead)` gives the page that begins `at` bytes behind page 0, `ahead` the next one or below 0 after the
 // last.
 template <class S, class Open> void attend_pages(const Queries& of, void* scratch, Open open) {
@@ -377,7 +414,9 @@ template <class S, class Open> void attend_pages(const Queries& of, void* scratc
   }
   for (int l = 0; l < count; l++) {
     S* out = static_cast<S*>(of.out) + l / of.heads * of.out_stride + l % of.heads * of.size;
-    const Vec total = set1(sum(load(lines[l].sums + of.size)));
+    float mass = sum(load(lines[l].sums + of.size));
+    if (of.sinks) mass += share_of_sink(of.sinks[l % of.heads], lines[l].peak * of.scale);
+    const Vec total = set1(mass);
     for (int64_t d = 0; d < of.size; d += LANES) store(out + d, divide(load(lines[l].sums + d), total));
   }
 }
@@ -401,7 +440,8 @@ namespace {
 
 template <class S> const Arithmetic* arithmetic() {
   static const Arithmetic table = {
-      Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, best,
+      Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, activate<S>,
+      weigh,        best,
       norm<S>,      swiglu<S>, rope<S>,                   put_key<S>, attend<S>,
       put_key_int8<S>, put_value_int8<S>, attend_int8<S>,
       peak,         mass,      weights,                   gather};

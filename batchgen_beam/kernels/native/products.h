@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "decoder.h"
 #include "team.h"
@@ -30,6 +31,15 @@ template <class Use> void row_blocks(const Arithmetic& a, int64_t begin, int64_t
   const int64_t count = blocks(end - begin, a.rows), size = blocks(end - begin, count);
   for (int64_t row = begin; row < end; row += size) use(row, static_cast<int>(std::min(size, end - row)));
 }
+
+// Memory that is kept from call to call.  Never cleared: everything is written before it is read.
+template <int COUNT> struct Buffers {
+  std::vector<char> bytes[COUNT];
+  void* get(int i, int64_t size) {
+    if (static_cast<int64_t>(bytes[i].size()) < size) bytes[i].resize(size + size / 4);
+    return bytes[i].data();
+  }
+};
 
 // One task of a product: panels [first, last) of one weight, one chunk of rows.
 struct Span {
@@ -63,7 +73,9 @@ inline int share_count(int64_t rows, const Team& team) {
 
 inline Rows share(int64_t rows, int index, int shares) { return {rows * index / shares, rows * (index + 1) / shares}; }
 
-inline Span all_panels(const bg_weight& w, const Rows& rows) { return {0, blocks(w.outputs, PANEL), rows.begin, rows.end}; }
+inline Span all_panels(const bg_weight& w, const Rows& rows) {
+  return {0, blocks(w.outputs, PANEL), rows.begin, rows.end};
+}
 
 inline Finish finish(const Arithmetic& a, const bg_weight& w, int64_t panel, void* out, int64_t stride, int64_t row) {
   const int64_t column = panel * PANEL;
@@ -74,8 +86,8 @@ inline Finish finish(const Arithmetic& a, const bg_weight& w, int64_t panel, voi
 using Finisher = void (*)(const float*, int, const Finish&);
 
 // x [tokens, inputs] times one weight, into `out` whose rows are `stride` apart.
-inline void multiply(const Arithmetic& a, const void* x, const bg_weight& w, const Span& span, void* out, int64_t stride,
-              Finisher finisher) {
+inline void multiply(const Arithmetic& a, const void* x, const bg_weight& w, const Span& span, void* out,
+                     int64_t stride, Finisher finisher) {
   Tile tile;
   const int64_t bytes = panel_bytes(a, w.inputs);
   for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
@@ -85,9 +97,10 @@ inline void multiply(const Arithmetic& a, const void* x, const bg_weight& w, con
     });
 }
 
-// out = silu(x gate) * (x up)
-inline void multiply_gated(const Arithmetic& a, const void* x, const bg_weight& gate, const bg_weight& up, const Span& span,
-                    void* out) {
+// out = what `join` makes of x gate and x up, as `Arithmetic::gate` does
+template <class Join>
+void multiply_gated(const Arithmetic& a, const void* x, const bg_weight& gate, const bg_weight& up, const Span& span,
+                    void* out, Join join) {
   Tile gates, ups;
   const int64_t bytes = panel_bytes(a, gate.inputs);
   for (int64_t panel = span.first_panel; panel < span.last_panel; panel++)
@@ -95,8 +108,8 @@ inline void multiply_gated(const Arithmetic& a, const void* x, const bg_weight& 
       const void* line = at(x, row * gate.inputs * a.item);
       a.product(line, gate.inputs, rows, at(gate.panels, panel * bytes), gate.inputs, gates.value);
       a.product(line, gate.inputs, rows, at(up.panels, panel * bytes), up.inputs, ups.value);
-      a.gate(gates.value, ups.value, rows, finish(a, gate, panel, out, gate.outputs, row),
-             finish(a, up, panel, out, gate.outputs, row));
+      join(gates.value, ups.value, rows, finish(a, gate, panel, out, gate.outputs, row),
+           finish(a, up, panel, out, gate.outputs, row));
     });
 }
 
