@@ -17,7 +17,8 @@ from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.config.source import read_config_json
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["get_registered_models", "is_supported", "load_config", "load_config_file", "register_config", "require_supported"]
+__all__ = ["get_registered_models", "is_supported", "load_config", "load_config_file", "register_config",
+           "require_supported"]
 
 ConfigClass = TypeVar("ConfigClass", bound=type)
 

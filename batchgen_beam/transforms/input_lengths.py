@@ -5,16 +5,18 @@ Owns the sampling: every row is counted, the first ones are tokenized.  Does not
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from batchgen_beam.errors import InputError, RowError
-from batchgen_beam.records import InputRow, Manifest
+from batchgen_beam.records import InputRow
 from batchgen_beam.settings import GenerationDefaults, InputColumns
 from batchgen_beam.storage.inputs import InputPlan, plan_input, read_task
 from batchgen_beam.storage.jsonl_input import count_lines
 from batchgen_beam.storage.unit_reader import read_units
+from batchgen_beam.storage.units import Manifest
 from batchgen_beam.transforms.model_folder import ModelFolder
 
 __all__ = ["InputLengths", "input_lengths"]
@@ -49,7 +51,7 @@ def input_lengths(patterns: Sequence[str], columns: InputColumns, model: ModelFo
     if not lengths:
         raise InputError(f"input {', '.join(patterns)}: none of its first {sample} rows has a prompt that the model "
                          "takes; give --rows and --prompt-tokens")
-    return InputLengths(rows=_count(plan, limit), sampled=len(lengths), prompt_tokens=sum(lengths) / len(lengths))
+    return InputLengths(rows=_count(plan), sampled=len(lengths), prompt_tokens=sum(lengths) / len(lengths))
 
 
 def _rows(plan: InputPlan, columns: InputColumns) -> Iterator[InputRow]:
@@ -59,6 +61,5 @@ def _rows(plan: InputPlan, columns: InputColumns) -> Iterator[InputRow]:
                 yield item[0]
 
 
-def _count(plan: InputPlan, limit: int | None) -> int:
-    counts = [count_lines(file.uri) if file.rows is None else sum(file.rows) for file in plan.files]
-    return sum(counts) if limit is None else min(limit, sum(counts))
+def _count(plan: InputPlan) -> int:
+    return sum(count_lines(file.uri, sys.maxsize) if file.rows is None else sum(file.rows) for file in plan.files)
