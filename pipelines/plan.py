@@ -1,31 +1,36 @@
 """`batchgen-beam plan`: what a model and a workload need, and how long they take, before anything is loaded.
 
-Owns the flags and the report.  Does not know how a plan is found, or where costs come from.
+Owns the flags, and the choice between this machine, whose layers are timed, and one that a profile describes.  Does not
+know how a plan is found, or how it is told.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
 from batchgen_beam.config.base import ModelConfig
-from batchgen_beam.config.model_registry import load_config, load_config_file
+from batchgen_beam.config.model_registry import load_config, load_config_file, require_supported
 from batchgen_beam.config.model_sizes import model_sizes
 from batchgen_beam.config.sizes import ModelSizes, WeightForm
 from batchgen_beam.engine.device_profile import load_profile, profile_names
-from batchgen_beam.engine.layer_graph import Resource
+from batchgen_beam.engine.measured_costs import MeasuredCosts
 from batchgen_beam.engine.model_load import ModelLoad
-from batchgen_beam.engine.planner import BatchPlan, plan_batches
+from batchgen_beam.engine.planner import plan_batches
 from batchgen_beam.engine.roofline import Roofline
-from batchgen_beam.engine.tiers import Budgets, Tier, Workload
+from batchgen_beam.engine.tiers import Budgets, Workload
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import StrictParser, add_options, parse_size
+from batchgen_beam.pipelines.plan_report import Planned, report
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.text.template import TemplateText
 from batchgen_beam.transforms.input_lengths import input_lengths
+from batchgen_beam.transforms.machine_times import head_dtype, kernels_for, machine_times
+from batchgen_beam.transforms.memory import available_memory
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_store import resolve_model
 
@@ -39,47 +44,34 @@ def plan_model(flags: Sequence[str], stream: TextIO) -> None:
         raise OptionError("--model is missing; give a model folder, a GGUF file, a config.json or a public model name")
     config = _config(given)
     work = _workload(given)
-    sizes = model_sizes(config)
-    profile = load_profile(given.device_profile)
-    form = WeightForm(dtype=given.dtype, stored=config.quantization)
-    load = ModelLoad.of(sizes, form, given.kv_dtype)
-    device = (given.device_memory or profile.memory) * given.devices
-    budgets = Budgets(device=device, host=given.host_memory, weights=given.weight_memory, devices=given.devices)
-    plan = plan_batches(load, Roofline(profile=profile, model=load, devices=given.devices), budgets, work)
-    lines = [
-        ("model", f"{config.model_type}, {sizes.parameters / 1e9:,.1f} billion parameters, a token meets "
-                  f"{sizes.active_parameters / 1e9:,.1f}"),
-        ("weights", f"{sizes.bytes(form):,} bytes {_kept(form)}"),
-        ("devices", f"{given.devices} x {profile.name}; rates of the data sheet, so times are bounds, no forecasts"),
-        ("source", profile.source), *([("assumed", profile.assumed)] if profile.assumed else []),
-        ("workload", f"{work.rows:,} rows, prompts of {work.prompt_tokens:,} and answers of {work.output_tokens:,} "
-                     "tokens in the mean")]
-    for name, value in lines:
-        stream.write(f"{name:<12}{value}\n")
-    stream.write("\n")
-    stream.writelines(f"{line}\n" for line in _memory(plan, budgets))
-    stream.write("\n")
-    for name, value in _expected(plan, load, sizes, work, given.price_per_hour):
-        stream.write(f"{name:<12}{value}\n")
+    if work.row_tokens > config.max_position_embeddings:
+        raise OptionError(f"prompts of {work.prompt_tokens:,} and answers of {work.output_tokens:,} tokens are more "
+                          f"than the model's context of {config.max_position_embeddings:,}")
+    plan = _here if given.device_profile is None else _elsewhere
+    for line in report(plan(given, config, model_sizes(config), work), given.price_per_hour):
+        stream.write(line + "\n")
 
 
 def _parser() -> StrictParser:
     parser = StrictParser(prog="batchgen-beam plan", allow_abbrev=False,
                           description="What a model and a workload need, and how long they take.")
     add_options(parser, "--model", "--model-cache", "--chat-template", "--input", "--limit", "--dtype", "--kv-dtype",
-                "--id-column", "--prompt-column", "--messages-column", "--token-ids-column")
-    parser.add_argument("--rows", type=_count, metavar="N", help="rows to answer")
-    parser.add_argument("--prompt-tokens", type=_count, metavar="MEAN", help="tokens of a prompt in the mean")
+                "--kernels", "--threads", "--id-column", "--prompt-column", "--messages-column", "--token-ids-column")
+    parser.add_argument("--rows", type=_count, metavar="N", help="rows to answer; default: those of --input")
+    parser.add_argument("--prompt-tokens", type=_count, metavar="MEAN",
+                        help="tokens of a prompt in the mean; default: that of the first rows of --input")
     parser.add_argument("--output-tokens", type=_count, metavar="MEAN", help="tokens of an answer in the mean")
-    parser.add_argument("--device-profile", metavar="NAME", required=True,
-                        help=f"a device by its rates: {', '.join(profile_names())}, or a JSON file of that form")
-    parser.add_argument("--devices", type=_count, metavar="N", default=1, help="how many of them")
-    parser.add_argument("--device-memory", type=parse_size, metavar="SIZE", help="of each; default: the profile's")
+    parser.add_argument("--device-profile", metavar="NAME",
+                        help=f"a device by its rates: {', '.join(profile_names())}, or a JSON file of that form; "
+                             "default: this machine, whose layers are timed")
+    parser.add_argument("--devices", type=_count, metavar="N", default=1, help="how many of the profile's devices")
+    parser.add_argument("--device-memory", type=parse_size, metavar="SIZE",
+                        help="of each device; default: the profile's, or what is free on this machine")
     parser.add_argument("--host-memory", type=parse_size, metavar="SIZE", default=0,
-                        help="for weights, keys and values that the devices do not hold")
+                        help="for weights, keys and values that the profile's devices do not hold")
     parser.add_argument("--weight-memory", type=parse_size, metavar="SIZE",
                         help="what of the devices' memory weights and their buffers may take")
-    parser.add_argument("--price-per-hour", type=float, metavar="X", help="of all devices together")
+    parser.add_argument("--price-per-hour", type=_price, metavar="X", help="of all devices together")
     return parser
 
 
@@ -87,6 +79,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no price")
+    return price
 
 
 def _config(given: argparse.Namespace) -> ModelConfig:
@@ -116,56 +118,36 @@ def _workload(given: argparse.Namespace) -> Workload:
     return Workload(rows=rows, prompt_tokens=prompt, output_tokens=given.output_tokens)
 
 
-def _kept(form: WeightForm) -> str:
-    return f"as {form.dtype}" if form.stored is None else f"as they are stored ({form.stored.method})"
+def _here(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, work: Workload) -> Planned:
+    """On this machine: one memory, and weights in the run's dtype, whatever they are stored as."""
+    if given.host_memory or given.devices != 1:
+        raise OptionError("--host-memory and --devices are of a --device-profile; this machine has one memory")
+    require_supported(config)
+    threads = given.threads or len(os.sched_getaffinity(0))
+    kernels = kernels_for(config, dtype=given.dtype, kv_dtype=given.kv_dtype, kernels=given.kernels, threads=threads,
+                          cache=Path(given.model_cache))
+    form = WeightForm(dtype=given.dtype, head=head_dtype(kernels))
+    load = ModelLoad.of(sizes, form, given.kv_dtype)
+    budgets = Budgets(device=given.device_memory or available_memory(), weights=given.weight_memory, unified=True)
+    costs = MeasuredCosts(load, machine_times(config, load, kernels, Path(given.model_cache)))
+    plan = plan_batches(load, costs, budgets, work)
+    where = (f"this machine: {kernels.name} kernels, {threads} thread{'s' if threads > 1 else ''}, layers timed with "
+             f"random weights, disk {costs.disk / 1e9:.2f} GB/s")
+    return Planned(model_type=config.model_type, sizes=sizes, form=form, work=work, budgets=budgets, plan=plan,
+                   where=(("machine", where),), kept=f"as {given.dtype}")
 
 
-def _memory(plan: BatchPlan, budgets: Budgets) -> Iterator[str]:
-    """A table of bytes: what lies where."""
-    placed = plan.placement
-    yield f"{'bytes':<28}{'devices':>20}{'host':>20}{'disk':>20}"
-    for name, *sizes in (
-            ("weights always needed", placed.fixed, 0, 0),
-            ("weights of layers", placed.resident, placed.host_weights, placed.disk_weights),
-            ("buffers for weights", placed.buffers, placed.host_buffers, 0),
-            ("keys and values", placed.kv_device, placed.kv_host, 0),
-            ("workspace of a pass", placed.workspace, 0, 0),
-            ("together", placed.device, placed.host, placed.disk_weights)):
-        yield f"{name:<28}" + "".join(f"{size:>20,}" for size in sizes)
-    yield f"{'there are':<28}{budgets.device:>20,}{budgets.host:>20,}"
-
-
-def _expected(plan: BatchPlan, load: ModelLoad, sizes: ModelSizes, work: Workload,
-              price: float | None) -> Iterator[tuple[str, str]]:
-    choice = plan.choice
-    yield "attention", f"in sub-batches of {min(choice.b_attn, plan.rows):,} rows (prompts: {choice.b_attn:,} tokens)"
-    yield "experts" if any(layer.experts for layer in load.layers) else "layers", (
-        f"once for {plan.rows:,} rows (prompts: {choice.b_moe:,} tokens)")
-    yield "layers", _layers(plan)
-    yield "why", _reason(plan)
-    yield "step", f"{plan.step:.3g} s; a pass over prompts {plan.prompt_pass:.3g} s"
-    speed = work.rows * work.output_tokens / plan.seconds
-    yield "expected", (f"{speed:,.0f} answer tokens/s, {timedelta(seconds=round(plan.seconds))} until the last row; "
-                       "long tails are left out")
-    if price is not None:
-        hours = plan.seconds / 3600
-        yield "cost", f"{hours * price:,.2f} at {price:g} an hour, {hours * price / work.rows * 1000:,.4f} per 1,000 rows"
-
-
-def _layers(plan: BatchPlan) -> str:
-    counts = {tier: plan.placement.tiers.count(tier) for tier in Tier}
-    said = f"{counts[Tier.DEVICE]} on the devices, {counts[Tier.HOST]} from the host, {counts[Tier.DISK]} from the disk"
-    if not counts[Tier.HOST] + counts[Tier.DISK]:
-        return said
-    choice = plan.choice
-    what = "chosen experts only" if choice.on_demand else "ahead of use"
-    return f"{said}; each in {choice.chunks} pieces through {choice.buffers} buffers, {what}"
-
-
-def _reason(plan: BatchPlan) -> str:
-    """What a step waits for, and what it costs beside that."""
-    busiest = plan.bottleneck
-    others = ", ".join(f"{name} {plan.busy[name]:.3g} s" for name in Resource
-                       if name is not busiest and plan.busy[name])
-    tail = f"; beside it {others}" if others else ""
-    return f"{busiest} takes {plan.busy[busiest]:.3g} s of a step of {plan.step:.3g} s{tail}"
+def _elsewhere(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, work: Workload) -> Planned:
+    """On devices that a profile describes, weights as they are stored."""
+    profile = load_profile(given.device_profile)
+    form = WeightForm(dtype=given.dtype, stored=config.quantization)
+    load = ModelLoad.of(sizes, form, given.kv_dtype)
+    budgets = Budgets(device=(given.device_memory or profile.memory) * given.devices, host=given.host_memory,
+                      weights=given.weight_memory, devices=given.devices)
+    plan = plan_batches(load, Roofline(profile=profile, model=load, devices=given.devices), budgets, work)
+    where = (("devices", f"{given.devices} x {profile.name}; rates from a description, so times are bounds and no "
+                         "forecasts"),
+             ("source", profile.source), *([("assumed", profile.assumed)] if profile.assumed else []))
+    kept = f"as {given.dtype}" if form.stored is None else f"as they are stored ({form.stored.method})"
+    return Planned(model_type=config.model_type, sizes=sizes, form=form, work=work, budgets=budgets, plan=plan,
+                   where=where, kept=kept)

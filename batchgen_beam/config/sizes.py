@@ -21,11 +21,13 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class WeightForm:
     """What weights are kept as: in `dtype`, or where `stored` says so, as their checkpoint stores them.
 
-    `exact` numbers (correction biases, recurrent states' constants) are float32 either way.
+    `exact` numbers (correction biases, recurrent states' constants) are float32 either way.  `head`: the output
+    projection is kept in that dtype, apart from the embedding even where it is tied to it.
     """
 
     dtype: str
     stored: Quantization | None = None
+    head: str | None = None
 
     def matrix(self, module: str, matrix: Matrix) -> int:
         """Bytes of the matrix itself, without its bias."""
@@ -183,7 +185,15 @@ class ModelSizes:
 
     def bytes(self, form: WeightForm) -> int:
         """All weights."""
-        return sum(part.bytes(form) for part in self._parts()) + sum(layer.bytes(form) for layer in self.layers)
+        return self.embedding.bytes(form) + self.head_bytes(form) + sum(layer.bytes(form) for layer in self.layers)
+
+    def head_bytes(self, form: WeightForm) -> int:
+        """The output projection and the last norm."""
+        if form.head is None:
+            return self.head.bytes(form)
+        biases = sum(one.bias * one.outputs for one in self.head.matrices)
+        return DTYPE_BYTES[form.head] * (self.hidden * self.vocabulary + biases) + (
+            DTYPE_BYTES[form.dtype] * self.head.numbers)
 
     def row_bytes(self, tokens: int, kv_dtype: str) -> int:
         """What is kept of a sequence of so many tokens."""

@@ -76,7 +76,7 @@ class ModelLoad:
         kept = form.dtype if kv_dtype == "auto" else kv_dtype
         return cls(layers=tuple(_layer(layer, sizes.hidden, form, kept) for layer in sizes.layers),
                    embedding_bytes=sizes.embedding.bytes(form),
-                   head_bytes=sizes.head.bytes(form), head_flops=sizes.head_flops, vocabulary=sizes.vocabulary,
+                   head_bytes=sizes.head_bytes(form), head_flops=sizes.head_flops, vocabulary=sizes.vocabulary,
                    state_width=sizes.hidden * DTYPE_BYTES[form.dtype])
 
     @property

@@ -78,13 +78,13 @@ class BatchPlan:
 def plan_batches(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workload) -> BatchPlan:
     """The plan that answers `work` soonest.  `OptionError`, with the numbers, where none fits."""
     fitting: list[tuple[float, Choice, Placement]] = []
-    shortages: list[tuple[int, str, Shortage]] = []
+    shortages: list[tuple[int, Choice, Shortage]] = []
     for choice in choices(model, costs, budgets, work):
         placement = place(model, budgets, work, choice)
         if isinstance(placement, Placement):
             fitting.append((_bound(model, costs, work, choice, placement), choice, placement))
         else:
-            shortages.append((placement.needed - placement.given, placement.what, placement))
+            shortages.append((placement.missing, choice, placement))
     if not fitting:
         raise _refusal(model, min(shortages, key=lambda one: one[:2])[2])
     best: BatchPlan | None = None
@@ -99,10 +99,11 @@ def plan_batches(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workloa
 
 
 def _refusal(model: ModelLoad, shortage: Shortage) -> OptionError:
-    return OptionError(
-        f"the model's weights take {model.weight_bytes:,} bytes, and no plan fits: the least one needs "
-        f"{shortage.needed:,} bytes of {shortage.what} memory, there are {shortage.given:,}; raise "
-        f"--{shortage.what}-memory")
+    needs = " and ".join(f"{needed:,} bytes of {what} memory (there are {given:,})"
+                         for what, needed, given in shortage.budgets)
+    flags = ", ".join(f"--{what}-memory" for what, _, _ in shortage.budgets)
+    return OptionError(f"the model's weights take {model.weight_bytes:,} bytes, and no plan fits: the least one needs "
+                       f"{needs}; raise {flags}")
 
 
 def choices(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workload) -> Iterator[Choice]:

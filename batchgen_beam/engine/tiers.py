@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
 
-__all__ = ["Budgets", "Choice", "Placement", "Shortage", "Tier", "Workload", "place"]
+__all__ = ["Budgets", "Choice", "Placement", "Shortage", "Tier", "Workload", "place", "streamable"]
 
 _LOGIT = 4
 
@@ -96,11 +96,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Bytes that are needed at least, and those that are there, of one budget."""
+    """Budgets that do not hold what a choice needs at least: `device`, `weight` or `host`, bytes needed and given."""
 
-    what: str
-    needed: int
-    given: int
+    budgets: tuple[tuple[str, int, int], ...]
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are missing, all together."""
+        return sum(needed - given for _, needed, given in self.budgets)
 
 
 def streamable(layer: LayerLoad, whole: bool) -> int:
@@ -115,8 +118,7 @@ def place(model: ModelLoad, budgets: Budgets, work: Workload, choice: Choice) ->
     streamed = [streamable(layer, choice.whole) for layer in model.layers]
     fixed = model.embedding_bytes + model.head_bytes + sum(
         _fixed(layer, choice.whole, budgets.devices) for layer in model.layers)
-    kv_rows = model.row_bytes(work.row_tokens) * rows
-    kv_device = kv_rows
+    kv_device = kv_rows = model.row_bytes(work.row_tokens) * rows
     if choice.kv_on_host:
         kv_device = 2 * min(choice.b_attn, rows) * max(layer.row_bytes(work.row_tokens) for layer in model.layers)
     workspace = _workspace(model, choice, rows)
@@ -126,18 +128,15 @@ def place(model: ModelLoad, budgets: Budgets, work: Workload, choice: Choice) ->
     buffers = 0
     if sum(streamed) > room:
         buffers = choice.buffers * max(-(-size // choice.chunks) for size in streamed)
-    if buffers > room:
-        return _shortage(budgets, fixed + buffers, kv_device + workspace)
     resident = _spread(streamed, room - buffers)
+    waiting = [0 if one else size for one, size in zip(resident, streamed, strict=True)]
     kv_host = kv_rows if choice.kv_on_host else 0
     left = 0 if budgets.unified else budgets.host - kv_host
-    if left < 0:
-        return Shortage(what="host", needed=kv_host, given=budgets.host)
-    waiting = [0 if one else size for one, size in zip(resident, streamed, strict=True)]
     staging = 0 if budgets.unified or sum(waiting) <= left else buffers
+    shortage = _shortage(budgets, fixed + buffers, kv_device + workspace, kv_host + staging)
+    if shortage is not None:
+        return shortage
     on_host = _spread(waiting, left - staging)
-    if left < staging:
-        return Shortage(what="host", needed=kv_host + staging, given=budgets.host)
     tiers = tuple(Tier.DEVICE if one else Tier.HOST if two else Tier.DISK
                   for one, two in zip(resident, on_host, strict=True))
     sums = {tier: sum(size for size, own in zip(streamed, tiers, strict=True) if own is tier) for tier in Tier}
@@ -146,10 +145,12 @@ def place(model: ModelLoad, budgets: Budgets, work: Workload, choice: Choice) ->
                      disk_weights=sums[Tier.DISK])
 
 
-def _shortage(budgets: Budgets, weights: int, rest: int) -> Shortage:
-    if budgets.weights is not None and weights > budgets.weights:
-        return Shortage(what="weight", needed=weights, given=budgets.weights)
-    return Shortage(what="device", needed=weights + rest, given=budgets.device)
+def _shortage(budgets: Budgets, weights: int, rest: int, host: int) -> Shortage | None:
+    """Which budgets do not hold the weights and the rest on the devices, and what is on the host."""
+    needs = (("device", weights + rest, budgets.device), ("host", host, budgets.host),
+             ("weight", weights, weights if budgets.weights is None else budgets.weights))
+    short = tuple((what, needed, given) for what, needed, given in needs if needed > given)
+    return Shortage(budgets=short) if short else None
 
 
 def _fixed(layer: LayerLoad, whole: bool, devices: int) -> int:

@@ -25,11 +25,12 @@ from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
 from batchgen_beam.errors import OptionError
 from batchgen_beam.kernels.choice import choose_kernels, machine_digest
+from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.weights.random_model import random_model
 
-__all__ = ["kernels_for", "machine_times"]
+__all__ = ["head_dtype", "kernels_for", "machine_times"]
 
 LOG = logging.getLogger(__name__)
 
@@ -55,6 +56,12 @@ def kernels_for(config: ModelConfig, *, dtype: str, kv_dtype: str, kernels: str,
     torch.set_num_threads(threads)
     return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels, threads=threads, cache=cache,
                           kv_dtype=kv_dtype)
+
+
+def head_dtype(kernels: KernelSet) -> str:
+    """What the kernel set keeps the head's products in, in memory of their own even where the embedding is tied."""
+    torch_set = kernels.name == TorchKernels.name
+    return "float32" if torch_set else str(kernels.dtype).removeprefix("torch.")
 
 
 def machine_times(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Path) -> MachineTimes:
