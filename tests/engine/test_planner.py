@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,7 +114,8 @@ def test_bytes_on_each_tier_add_up() -> None:
     for choice in choices(MODEL, costs, budgets, WORK):
         placement = place(MODEL, budgets, WORK, choice)
         if isinstance(placement, Shortage):
-            assert placement.needed > placement.given
+            assert placement.missing > 0
+            assert all(needed > given for _, needed, given in placement.budgets)
             continue
         fitting += 1
         weights = placement.fixed + placement.resident + placement.host_weights + placement.disk_weights
@@ -135,16 +137,27 @@ def test_resident_layers_are_spread_evenly() -> None:
     assert on_device not in ([True] * 3 + [False] * 3, [False] * 3 + [True] * 3)
 
 
-@pytest.mark.parametrize(("budgets", "what"), [
-    (Budgets(device=5 * MB, unified=True), "device"),
-    (Budgets(device=GB, weights=3 * MB, unified=True), "weight"),
+@pytest.mark.parametrize(("costs", "budgets", "names"), [
+    (Synthetic(), Budgets(device=5 * MB, unified=True), ("device",)),
+    (Synthetic(), Budgets(device=GB, weights=3 * MB, unified=True), ("weight",)),
+    (Synthetic(to_device=1e9, to_host=1e9), Budgets(device=100 * MB, host=0), ("host",)),
+    (Synthetic(to_device=1e9, to_host=1e9), Budgets(device=5 * MB, host=0), ("device", "host")),
 ])
-def test_what_can_not_fit_is_refused_with_the_numbers(budgets: Budgets, what: str) -> None:
-    """The message has what is needed, what there is, and the flag that changes it."""
-    given = budgets.weights or budgets.device
-    with pytest.raises(OptionError, match=rf"needs [\d,]+ bytes of {what} memory, there are {given:,}; raise "
-                                          rf"--{what}-memory"):
-        plan_batches(MODEL, Synthetic(), budgets, WORK)
+def test_what_can_not_fit_is_refused_with_the_numbers(costs: Synthetic, budgets: Budgets,
+                                                      names: tuple[str, ...]) -> None:
+    """The message has what is needed of each budget, what there is, and the flags; with so much a plan is found, with a
+    byte less none is."""
+    with pytest.raises(OptionError) as refused:
+        plan_batches(MODEL, costs, budgets, WORK)
+    found = re.findall(r"([\d,]+) bytes of (\w+) memory \(there are ([\d,]+)\)", str(refused.value))
+    assert tuple(what for _, what, _ in found) == names
+    assert str(refused.value).endswith("raise " + ", ".join(f"--{name}-memory" for name in names))
+    fields = {"device": "device", "host": "host", "weight": "weights"}
+    enough = {fields[what]: int(needed.replace(",", "")) for needed, what, _ in found}
+    assert plan_batches(MODEL, costs, replace(budgets, **enough), WORK).rows >= 1
+    for field, least in enough.items():
+        with pytest.raises(OptionError):
+            plan_batches(MODEL, costs, replace(budgets, **{**enough, field: least - 1}), WORK)
 
 
 def test_windows_bound_what_is_read_and_kept() -> None:
