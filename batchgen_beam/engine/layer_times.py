@@ -115,7 +115,7 @@ class _Passes:
         self.chunk = max(1, min(CHUNK, model.context_limit // 4))
         self.pasts = 0, max(1, min(2 * CHUNK, model.context_limit // 2))
         longest = PAGE_TOKENS * pages_of(self.pasts[1] + self.chunk)
-        most = max(PROMPTS[-1], min(ROWS[-1], KV_BYTES // (token_bytes * longest)))
+        most = max(PROMPTS[-1], min(ROWS[-1], KV_BYTES // max(1, token_bytes * longest)))
         self.rows = tuple(rows for rows in ROWS if rows <= most)
         self._pages = longest // PAGE_TOKENS
         self._caches = [{spec.name: kernels.allocate(spec, 1 + most * self._pages, PAGE_TOKENS)
@@ -129,8 +129,10 @@ class _Passes:
         for size in sizes:
             view, clock = self._view(size), _Clock()
             began = self._clock()
-            for _ in range(1 + REPEATS):
+            for turn in range(1 + REPEATS):
                 self._pass(view, clock)
+                if turn and self._clock() - began > LONG_PASS * (1 + REPEATS):
+                    break
             for times in (*clock.attention.values(), *clock.feed_forward.values(), clock.head):
                 del times[0]  # first use of memory
             found[size] = clock

@@ -109,9 +109,9 @@ def _enough(layers: Sequence[LayerLoad]) -> int:
 
 def _disk_rate(folder: Path) -> float:
     """Bytes/s of reading a file in `folder` past the system's memory of it."""
-    folder.mkdir(parents=True, exist_ok=True)
     place = folder / f".disk-rate-{uuid.uuid4().hex}.tmp"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with place.open("wb") as file:
             block = os.urandom(DISK_PIECE)
             for _ in range(DISK_BYTES // DISK_PIECE):
@@ -123,7 +123,8 @@ def _disk_rate(folder: Path) -> float:
         raise OptionError(f"--model-cache: the disk under {folder} can't be timed with {DISK_BYTES:,} bytes: "
                           f"{error}") from None
     finally:
-        place.unlink(missing_ok=True)
+        if place.exists():
+            place.unlink()
 
 
 def _read_seconds(place: Path) -> float:
