@@ -27,6 +27,7 @@ ROWS_FAILED = 3
 COMMANDS = {
     "run": "answer every row of Parquet or JSONL files",
     "demo": "the same on the committed example rows, with a small real model",
+    "plan": "memory, batches, time and cost of a model and a workload, on this machine or on one that is not here",
     "inspect": "what a model is, and whether it would run",
     "bench": "how fast a model runs on this machine, part by part",
 }
@@ -98,11 +99,20 @@ def _dispatch(given: Sequence[str]) -> int:
     command, flags = given[0], given[1:]
     if command not in COMMANDS:
         raise OptionError(f"unknown command {command!r}; use one of {', '.join(COMMANDS)}")
+    if command == "plan":
+        return _plan(flags)
     if command == "inspect":
         return _inspect(flags)
     if command == "bench":
         return _bench(flags)
     return _run(command, flags)
+
+
+def _plan(flags: Sequence[str]) -> int:
+    with _quiet_imports():
+        from batchgen_beam.pipelines.plan import plan_model
+    plan_model(flags, sys.stdout)
+    return OK
 
 
 def _inspect(flags: Sequence[str]) -> int:

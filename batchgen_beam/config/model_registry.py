@@ -7,15 +7,18 @@ family, and never opens a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from batchgen_beam.config.base import ModelConfig
+from batchgen_beam.config.json_files import read_object
 from batchgen_beam.config.name_patterns import KNOWN_NAMES, model_type_of_name
 from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.config.source import read_config_json
 from batchgen_beam.errors import CheckpointError
 
-__all__ = ["get_registered_models", "is_supported", "load_config", "register_config", "require_supported"]
+__all__ = ["get_registered_models", "is_supported", "load_config", "load_config_file", "register_config",
+           "require_supported"]
 
 ConfigClass = TypeVar("ConfigClass", bound=type)
 
@@ -71,6 +74,13 @@ def load_config(model_identifier: str) -> ModelConfig:
 def is_supported(config: ModelConfig) -> bool:
     """Whether a model is written for the configuration's type."""
     return config.model_type in _SUPPORTED
+
+
+def load_config_file(path: Path) -> ModelConfig:
+    """The configuration that a file says, without the folder around it; `CheckpointError` names what is wrong."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no file")
+    return _from_source(read_object(path), str(path))
 
 
 def require_supported(config: ModelConfig) -> None:

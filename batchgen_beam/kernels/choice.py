@@ -26,7 +26,7 @@ from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["ISA", "TIMED", "choose_kernels", "refuse_kv_dtype"]
+__all__ = ["ISA", "TIMED", "choose_kernels", "machine_digest", "refuse_kv_dtype"]
 
 LOG = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _path(dtype: torch.dtype, cache: Path) -> str:
     found = _paths(dtype)
     if not set(TIMED) <= set(found):
         return found[-1]
-    place = cache / f"kernel-path-{_machine()}.json"
+    place = cache / f"kernel-path-{machine_digest()}.json"
     try:
         known = json.loads(place.read_text())["path"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -119,7 +119,7 @@ def _path(dtype: torch.dtype, cache: Path) -> str:
     return known if known in TIMED else _remember(place, _faster(dtype))
 
 
-def _machine() -> str:
+def machine_digest() -> str:
     """The processor and the library, as a short digest."""
     name = torch.cpu.get_capabilities().get("cpu_name", "")
     try:

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.config.families.deepseek import MlaConfig
 from batchgen_beam.config.families.fake import FakeConfig
 from batchgen_beam.config.families.gpt_oss import GptOssConfig
@@ -29,6 +30,7 @@ from batchgen_beam.models.gpt_oss import GptOssModel
 from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.models.llama import LlamaModel
 from batchgen_beam.models.mixtral import MixtralModel
+from batchgen_beam.models.parameters import TensorSource
 from batchgen_beam.models.qwen3_moe import Qwen3MoeModel
 from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
 from batchgen_beam.weights.headers import TensorFacts
@@ -36,7 +38,7 @@ from batchgen_beam.weights.parameter import Cut, Parameter
 from batchgen_beam.weights.quantized_reader import read_quantized, read_quantized_expert
 from batchgen_beam.weights.quantized_storage import QuantizedTensor
 
-__all__ = ["load_model"]
+__all__ = ["build_model", "load_model"]
 
 
 class _TensorReader:
@@ -95,21 +97,22 @@ def load_model(folder: Path, kernels: KernelSet) -> Model:
     """
     facts = check_checkpoint(folder)
     with _TensorReader(facts, kernels) as reader:
-        return _build(facts, reader, kernels)
+        return build_model(facts.config, reader.get, kernels)
 
 
-def _build(facts: CheckpointFacts, reader: _TensorReader, kernels: KernelSet) -> Model:
-    match facts.config:
-        case LlamaConfig() as config:
-            return LlamaModel(config, reader.get, kernels)
-        case MixtralConfig() as config:
-            return MixtralModel(config, reader.get, kernels)
-        case Qwen3MoeConfig() as config:
-            return Qwen3MoeModel(config, reader.get, kernels)
-        case MlaConfig() as config:
-            return DeepseekModel(config, reader.get, kernels)
-        case GptOssConfig() as config:
-            return GptOssModel(config, reader.get, kernels)
-        case FakeConfig() as config:
+def build_model(config: ModelConfig, get: TensorSource, kernels: KernelSet) -> Model:
+    """The model of a configuration; `get` gives each parameter, and is asked once for it."""
+    match config:
+        case LlamaConfig():
+            return LlamaModel(config, get, kernels)
+        case MixtralConfig():
+            return MixtralModel(config, get, kernels)
+        case Qwen3MoeConfig():
+            return Qwen3MoeModel(config, get, kernels)
+        case MlaConfig():
+            return DeepseekModel(config, get, kernels)
+        case GptOssConfig():
+            return GptOssModel(config, get, kernels)
+        case FakeConfig():
             return FakeModel(config, kernels)
-    raise CheckpointError(f"{facts.folder}: no model is written for {type(facts.config).__name__}")
+    raise CheckpointError(f"{config.name_or_path}: no model is written for {type(config).__name__}")

@@ -38,7 +38,7 @@ def test_flags_are_frozen() -> None:
 
 def test_subcommands_and_exit_codes_are_frozen() -> None:
     """Scripts decide by these numbers."""
-    assert list(main.COMMANDS) == ["run", "demo", "inspect", "bench"]
+    assert list(main.COMMANDS) == ["run", "demo", "plan", "inspect", "bench"]
     assert (main.OK, main.FATAL, main.USER_ERROR, main.ROWS_FAILED, main.INTERRUPTED) == (0, 1, 2, 3, 130)
 
 

@@ -1,0 +1,105 @@
+"""Laws of this machine's times: measured once for a machine, model and number of threads; every kind has a layer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchgen_beam.config.base import ModelConfig
+from batchgen_beam.config.model_registry import load_config
+from batchgen_beam.config.model_sizes import model_sizes
+from batchgen_beam.config.sizes import WeightForm
+from batchgen_beam.engine.measured_costs import MachineTimes, MeasuredCosts
+from batchgen_beam.engine.model_load import ModelLoad
+from batchgen_beam.errors import OptionError
+from batchgen_beam.models.interface import KernelSet
+from batchgen_beam.transforms import machine_times as module
+from batchgen_beam.transforms.machine_times import COLD_BYTES, kernels_for, machine_times
+from tests.engine.test_planner import MB, MOE
+from tests.weights.test_random_model import config_of
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """A tiny mixture of experts."""
+    return config_of("mixtral", tmp_path_factory.mktemp("mixtral"))
+
+
+def load_of(config: ModelConfig) -> ModelLoad:
+    """What its layers read and compute in float32."""
+    return ModelLoad.of(model_sizes(config), WeightForm(dtype="float32"), "auto")
+
+
+def torch_set(config: ModelConfig, cache: Path, threads: int = 1) -> KernelSet:
+    """The kernels of a run with these threads."""
+    return kernels_for(config, dtype="float32", kv_dtype="auto", kernels="torch", threads=threads, cache=cache)
+
+
+def files(cache: Path) -> list[Path]:
+    """What is remembered."""
+    return sorted(cache.glob("layer-times-*.json"))
+
+
+def test_times_are_measured_once(mixtral: ModelConfig, tmp_path: Path) -> None:
+    """The second call says what the first one wrote: a measurement would never give the same digits."""
+    kernels = torch_set(mixtral, tmp_path)
+    first = machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+    assert len(files(tmp_path)) == 1
+    assert machine_times(mixtral, load_of(mixtral), kernels, tmp_path) == first
+    assert first.disk > 0
+    assert MeasuredCosts(load_of(mixtral), first).head(1) > 0
+    assert {path.name for path in tmp_path.iterdir()} == {files(tmp_path)[0].name}
+
+
+def test_other_threads_and_other_models_are_measured_anew(mixtral: ModelConfig, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own file; one that can't be read is measured again."""
+    monkeypatch.setattr(module, "DISK_BYTES", module.DISK_PIECE)
+    kernels, wider = torch_set(mixtral, tmp_path), replace(mixtral, num_experts_per_tok=3)
+    machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+    machine_times(wider, load_of(wider), kernels, tmp_path)
+    assert len(files(tmp_path)) == 2
+    torch.set_num_threads(2)
+    machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+    assert len(files(tmp_path)) == 3
+    broken = files(tmp_path)[0]
+    for text in ("", "{}", '{"kinds": 3, "head": 1, "combine": 1, "disk": 1}'):
+        broken.write_text(text)
+        torch.set_num_threads(1)
+        machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+        machine_times(wider, load_of(wider), kernels, tmp_path)
+        torch.set_num_threads(2)
+        machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+        MachineTimes.from_json(json.loads(broken.read_text()))
+    assert len(files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_each_kind_of_layer_is_timed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense and sparse layers, and those with and without a window, have times of their own."""
+    monkeypatch.setattr(module, "DISK_BYTES", module.DISK_PIECE)
+    config = config_of(name, tmp_path)
+    load = load_of(config)
+    times = machine_times(config, load, torch_set(config, tmp_path), tmp_path)
+    assert len(times.kinds) == len(set(load.layers)) == 2
+
+
+def test_the_first_layers_hold_all_kinds_and_more_than_processors_keep() -> None:
+    """No fewer layers than it takes, and no more; all of them where they are small."""
+    large = replace(MOE, experts=0, fixed_bytes=COLD_BYTES // 2 - 2 * MB)
+    assert module._enough([large] * 9) == 2
+    assert module._enough([large] * 4 + [MOE] * 9) == 5
+    assert module._enough([MOE] * 3) == 3
+    assert module._enough([replace(large, fixed_bytes=COLD_BYTES)] + [MOE] * 3) == 2
+
+
+def test_a_disk_that_can_not_be_timed_is_named(tmp_path: Path) -> None:
+    """The message has the folder and the flag."""
+    place = tmp_path / "file"
+    place.touch()
+    with pytest.raises(OptionError, match=f"--model-cache: the disk under {place} can't be timed"):
+        module._disk_rate(place)
