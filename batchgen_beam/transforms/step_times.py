@@ -57,17 +57,17 @@ class StepTime:
 
 
 def measure_steps(model: Model, kernels: KernelSet, rows: int, *, context: int, steps: int = STEPS,
-                  attention_batch: int = 0) -> StepTime:
+                  attention_batch: int = 0, expert_batch: int = 0) -> StepTime:
     """Decode `steps` tokens of `rows` rows that end at `context` tokens, which is more than `steps` + 1.
 
-    `attention_batch` as in `EngineSettings`.  `OptionError` where the model does not take so long a context.
+    `attention_batch` and `expert_batch` as in `EngineSettings`.  `OptionError` where the model does not take so long a context.
     """
     if not steps + 1 < context <= model.context_limit - PAGE_TOKENS:
         raise OptionError(f"--context must be between {steps + 2} and {model.context_limit - PAGE_TOKENS} for this "
                           f"model, got {context}")
     length = context - steps - 1
     engine, forward = _engine(model, kernels, rows, context, step_tokens=rows * length,
-                              attention_batch=attention_batch)
+                              attention_batch=attention_batch, expert_batch=expert_batch)
     for prompt in _prompts(rows, length, steps + 1, model.vocab_size):
         engine.submit(prompt)
     _step(engine)
@@ -113,12 +113,12 @@ class _TimedModel:
 
 
 def _engine(model: Model, kernels: KernelSet, rows: int, context: int, *, step_tokens: int,
-            attention_batch: int = 0) -> tuple[Engine, _TimedModel]:
+            attention_batch: int = 0, expert_batch: int = 0) -> tuple[Engine, _TimedModel]:
     timed = _TimedModel(model)
     dtype, kept = (str(one).removeprefix("torch.") for one in (kernels.dtype, kernels.kv_dtype))
     settings = EngineSettings(dtype=dtype, kv_dtype="auto" if kept == dtype else kept, max_rows=rows, kv_memory=1 << 44,
                               max_context=context + PAGE_TOKENS, step_tokens=step_tokens, prefill_chunk=0,
-                              prefix_sharing=False, attention_batch=attention_batch)
+                              prefix_sharing=False, attention_batch=attention_batch, expert_batch=expert_batch)
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
     return Engine(cast(Model, timed), kernels, settings, facts), timed
 
