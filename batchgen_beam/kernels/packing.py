@@ -83,9 +83,9 @@ class PlainPacking:
         return (torch.cat(list(weights)), torch.cat(list(biases))) if biases else (torch.cat(list(weights)),)
 
     def adopt(self, product: Product, tensors: Sequence[Tensor]) -> PackedLinear:
-        """Packed anew, on the kernel set's device."""
+        """Packed anew, on the kernel set's device; nothing of it keeps the tensors' memory in use."""
         del product
-        return self._kernels.pack(tensors[:1], biases=tensors[1:] or None)
+        return self._kernels.pack(tensors[:1], biases=[bias.clone() for bias in tensors[1:]] or None)
 
     def exact_bytes(self, outputs: int, inputs: int) -> int:
         """Float32."""

@@ -1,7 +1,7 @@
 """A file read past the page cache into page-aligned memory.
 
 Owns direct I/O and the way back where a file system has none (some of memory, of containers, of networks): then reads
-go through the page cache, and `direct` says so.  Does not know what is in the file.
+go through the page cache, and `direct` is False.  Does not know what is in the file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from batchgen_beam.errors import FatalError
 from batchgen_beam.weights.packed_format import DamagedCopy
 
 __all__ = ["DirectFile"]
@@ -22,7 +23,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class DirectFile:
-    """One open file.  Reads wait for the disk without holding the interpreter."""
+    """One open file.  Reads wait for the disk without holding the interpreter; a `FatalError` names what can't be."""
 
     def __init__(self, path: Path, *, open_file: Callable[[Path, int], int] = os.open) -> None:
         self.path = path
@@ -32,11 +33,9 @@ class DirectFile:
         try:
             self._descriptor = open_file(path, os.O_RDONLY | _DIRECT)
         except OSError as error:
-            if error.errno != errno.EINVAL or not _DIRECT:
-                raise
-            self._go_back()
+            self._go_back(error)
 
-    def read(self, offset: int, target: memoryview, go_on: Callable[[], bool]) -> bool:
+    def read(self, offset: int, target: memoryview, go_on: Callable[[], bool] = lambda: True) -> bool:
         """Fill `target` from `offset` on; both, and the target's address, are multiples of a page.
 
         False if `go_on` said no between two blocks.  `DamagedCopy` where the file ends before.
@@ -56,12 +55,13 @@ class DirectFile:
         try:
             return os.preadv(self._descriptor, [block], offset)
         except OSError as error:
-            if error.errno != errno.EINVAL or not self.direct:
-                raise
-            self._go_back()
+            self._go_back(error)
             return self._read_block(offset, block)
 
-    def _go_back(self) -> None:
+    def _go_back(self, error: OSError) -> None:
+        """To the page cache, if it is direct I/O that the file system refuses."""
+        if error.errno != errno.EINVAL or not self.direct:
+            raise FatalError(f"{self.path} can't be read: {error.strerror or error}") from error
         self.close()
         self.direct = False
         self._descriptor = self._open(self.path, os.O_RDONLY)

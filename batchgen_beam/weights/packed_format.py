@@ -15,7 +15,7 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ _MOST_HEADER = 1 << 28
 
 
 class DamagedCopy(CheckpointError):
-    """A packed file is not what was written; it can be made again from the model."""
+    """A packed file is not what was written, or not what is wanted now; it can be made again from the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class PackedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTensor:
-    """A tensor of the checkpoint that went into an area, and the CRC-32 of its bytes as they were read then."""
+    """A tensor of the checkpoint that a file is made from, and the CRC-32 of its bytes as they were read then."""
 
     name: str
     file: str
@@ -81,7 +81,6 @@ class Area:
     size: int
     crc: str
     tensors: Mapping[str, PackedTensor]
-    sources: tuple[SourceTensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +92,7 @@ class PackedHeader:
     dtype: str
     layer: int
     areas: tuple[Area, ...]
+    sources: tuple[SourceTensor, ...]
     version: int = FORMAT_VERSION
     byteorder: str = sys.byteorder
 
@@ -101,29 +101,22 @@ class PackedHeader:
         """Bytes of all areas, each in whole pages."""
         return sum(pages(area.size) for area in self.areas)
 
-    def area(self, name: str) -> Area:
-        """The area of that name, which exists."""
-        return next(area for area in self.areas if area.name == name)
-
     def without_checksums(self) -> PackedHeader:
         """The same for every content."""
-        areas = (replace(area, crc="", sources=tuple(replace(source, crc="") for source in area.sources))
-                 for area in self.areas)
-        return replace(self, areas=tuple(areas))
+        return replace(self, areas=tuple(replace(area, crc="") for area in self.areas),
+                       sources=tuple(replace(source, crc="") for source in self.sources))
 
     def check(self, wanted: PackedHeader, path: Path) -> None:
-        """`CheckpointError` with the reason unless this is what `wanted` describes, checksums aside."""
+        """`DamagedCopy` with the reason unless this is what `wanted` describes, checksums aside."""
         for what, found, need in (("format version", self.version, wanted.version),
                                   ("byte order", self.byteorder, wanted.byteorder),
                                   ("source weights", self.source, wanted.source),
                                   ("packing", self.packing, wanted.packing), ("dtype", self.dtype, wanted.dtype),
                                   ("layer", self.layer, wanted.layer)):
             if found != need:
-                raise CheckpointError(f"{path} is stale: its {what} is {found}, this run needs {need}; delete it, and "
-                                      "it is made again from the model")
+                raise DamagedCopy(f"{path} is stale: its {what} is {found}, this run needs {need}")
         if self.without_checksums() != wanted.without_checksums():
-            raise CheckpointError(f"{path} is stale: its names or shapes are not those of the model; delete it, and it "
-                                  "is made again")
+            raise DamagedCopy(f"{path} is stale: its names or shapes are not those of the model")
 
 
 def pages(size: int) -> int:
@@ -142,8 +135,7 @@ def read_packed_header(path: Path) -> tuple[PackedHeader, int]:
     """The header, and where the first area begins in the file.
 
     Raises:
-        DamagedCopy: the file is truncated, or no file of this format, or its header has changed since.
-        CheckpointError: it has another version.
+        DamagedCopy: the file is truncated, or no file of this version of the format, or its header has changed since.
         OSError: it can't be read.
     """
     size = path.stat().st_size
@@ -157,8 +149,8 @@ def read_packed_header(path: Path) -> tuple[PackedHeader, int]:
         raise DamagedCopy(f"{path}: its header is damaged (CRC-32 {zlib.crc32(text):08x}, stored {crc:08x})")
     values = json.loads(text)
     if values["version"] != FORMAT_VERSION:
-        raise CheckpointError(f"{path} is stale: its format version is {values['version']}, this run needs "
-                              f"{FORMAT_VERSION}; delete it, and it is made again from the model")
+        raise DamagedCopy(f"{path} is stale: its format version is {values['version']}, this run needs "
+                          f"{FORMAT_VERSION}")
     header, begin = _decode(values), pages(_PREAMBLE.size + length)
     if begin + header.data_size != size:
         raise DamagedCopy(f"{path} is truncated: {size} bytes of {begin + header.data_size}")
@@ -166,14 +158,11 @@ def read_packed_header(path: Path) -> tuple[PackedHeader, int]:
 
 
 def _decode(values: Mapping[str, Any]) -> PackedHeader:
-    return PackedHeader(**{**values, "areas": tuple(_area(area) for area in values["areas"])})
+    return PackedHeader(**{**values, "areas": tuple(_area(area) for area in values["areas"]),
+                           "sources": tuple(SourceTensor(**source) for source in values["sources"])})
 
 
 def _area(values: Mapping[str, Any]) -> Area:
     tensors = {name: PackedTensor(**{**tensor, "shape": tuple(tensor["shape"])})
                for name, tensor in values["tensors"].items()}
-    return Area(**{**values, "tensors": tensors, "sources": _sources(values["sources"])})
-
-
-def _sources(values: Iterable[Mapping[str, str]]) -> tuple[SourceTensor, ...]:
-    return tuple(SourceTensor(**source) for source in values)
+    return Area(**{**values, "tensors": tensors})

@@ -1,7 +1,7 @@
 """What a product of a model is to those that store it: its parameters, its sizes, and the kernel set's form of it.
 
 Owns the nouns `Product` and `StoredForm` and the protocol `Packing`, and the rule by which products are kept together:
-those of one module (`layers.3.attention`, `layers.3.feed_forward.experts.7`).  Does not know files or kernel sets.
+those of one module (`layers.3.attention`, `layers.3.experts.7`).  Does not know files or kernel sets.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Protocol
 
 import torch
@@ -50,10 +49,11 @@ class Product:
         return "+".join(part.rpartition(".")[2] for part in self.parts)
 
     @property
-    def layer(self) -> int | None:
-        """The layer; None for a product outside of all layers."""
+    def layer(self) -> int:
+        """The layer, which the parts' names begin with."""
         match = _LAYER.match(self.parts[0])
-        return int(match[1]) if match else None
+        assert match, f"{self.parts[0]} is in no layer"
+        return int(match[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,6 @@ class StoredForm:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 class Packing(Protocol):

@@ -1,111 +1,111 @@
 """Which weights stay in memory under a limit, and which are streamed.  Pure arithmetic; reads and allocates nothing.
 
-A step reads every streamed byte once, so the plan with the fewest of them is the fastest.  Two kinds of plan are
-compared: as many whole layers resident as fit, or of every layer the same number of areas (modules, experts), which
-makes the buffers smaller.  Does not know kernels or files.
+A unit is what is read at once: a layer's attention, its dense or shared part, one expert.  A step reads each streamed
+byte at most once, so the plan with the fewest of them is the fastest; units that every token needs stay first, since an
+expert that no token chose isn't read at all, then the first expert of every layer, the second, and so on, so that no
+layer waits longer for the disk than another.  Does not know kernels or files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from batchgen_beam.errors import OptionError
 
-__all__ = ["LayerSizes", "Residency", "choose_residency"]
+__all__ = ["Residency", "Unit", "choose_residency", "streaming_order"]
+
+LEAST_BUFFERS = 2
+"""One in use, one on its way."""
+
+MOST_BUFFERS = 6
+BUFFER_SHARE = 8
+"""Beyond the least, buffers take at most one part in so many of the limit: what they take is read again every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSizes:
-    """A layer's areas and their bytes, in the order in which they become resident."""
+class Unit:
+    """`size` bytes of a layer that are read at once.  `rank` None: every token needs it; else its number among units
+    that only some tokens need."""
 
+    name: str
     layer: int
-    areas: tuple[tuple[str, int], ...]
-
-    def after(self, count: int) -> int:
-        """Bytes of all areas but the first `count`."""
-        return sum(size for _, size in self.areas[count:])
+    size: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
-    """A plan.  `streamed`: areas by layer, no layer without any; `total_bytes`: all weights in memory at once."""
+    """A plan.  `resident` and `streamed` are names; `buffers` of `buffer_bytes` hold what is streamed.
 
-    resident: tuple[str, ...]
-    streamed: Mapping[int, tuple[str, ...]]
+    `total_bytes`: all weights in memory at once, of which `fixed_bytes` are no units and `resident_bytes` are.
+    """
+
+    resident: frozenset[str]
+    streamed: frozenset[str]
     buffers: int
     buffer_bytes: int
+    fixed_bytes: int
+    resident_bytes: int
+    scratch_bytes: int
     streamed_bytes: int
-    total_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What the plan takes of memory."""
+        return self.fixed_bytes + self.resident_bytes + self.buffers * self.buffer_bytes + self.scratch_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Budget:
-    layers: tuple[LayerSizes, ...]
-    fixed: int
-    scratch: int
-    buffers: int
-
-    def streamed(self, counts: Sequence[int]) -> int:
-        return sum(layer.after(count) for layer, count in zip(self.layers, counts, strict=True))
-
-    def buffer(self, counts: Sequence[int]) -> int:
-        return max((layer.after(count) for layer, count in zip(self.layers, counts, strict=True)), default=0)
-
-    def total(self, counts: Sequence[int]) -> int:
-        """Bytes in memory if the first `counts` areas of each layer are resident."""
-        resident = sum(layer.after(0) for layer in self.layers) - self.streamed(counts)
-        buffer = self.buffer(counts)
-        return self.fixed + resident + (self.buffers * buffer + self.scratch if buffer else 0)
+def streaming_order(units: Iterable[Unit]) -> list[Unit]:
+    """In the order of a forward pass: by layer, what every token needs first."""
+    return sorted(units, key=lambda unit: (unit.layer, unit.rank is not None, unit.rank or 0))
 
 
-def choose_residency(layers: Sequence[LayerSizes], *, limit: int, fixed: int, scratch: int = 0,
-                     buffers: int = 2) -> Residency:
-    """The plan of the fewest streamed bytes whose memory is at most `limit`; the fewest resident ones among equals.
+def choose_residency(units: Sequence[Unit], *, limit: int, fixed: int, unpacked: bool = False) -> Residency:
+    """The plan for at most `limit` bytes.
 
-    `fixed` bytes are always in memory (embedding, head, norms), `scratch` while anything is streamed.  An `OptionError`
-    tells the numbers where no plan fits.
+    `fixed` bytes are always in memory (embedding, head, norms); `unpacked`: a streamed unit in use takes its size once
+    more.  An `OptionError` tells the numbers where no plan fits.
     """
-    budget = _Budget(layers=tuple(sorted(layers, key=lambda layer: layer.layer)), fixed=fixed, scratch=scratch,
-                     buffers=buffers)
-    plans = [counts for counts in _candidates(budget, limit) if budget.total(counts) <= limit]
-    if not plans:
-        raise OptionError(_refusal(budget, limit))
-    counts = min(plans, key=lambda counts: (budget.streamed(counts), budget.total(counts), counts))
-    pairs = list(zip(budget.layers, counts, strict=True))
-    return Residency(
-        resident=tuple(name for layer, count in pairs for name, _ in layer.areas[:count]),
-        streamed={layer.layer: tuple(name for name, _ in layer.areas[count:]) for layer, count in pairs
-                  if count < len(layer.areas)},
-        buffers=buffers, buffer_bytes=budget.buffer(counts), streamed_bytes=budget.streamed(counts),
-        total_bytes=budget.total(counts))
+    ranked = sorted(units, key=lambda unit: (unit.rank is not None, unit.rank or 0, unit.layer, unit.name))
+    copies = 1 if unpacked else 0
+    kept = list(accumulate((unit.size for unit in ranked), initial=fixed))
+    largest = [*accumulate((unit.size for unit in reversed(ranked)), max, initial=0)][::-1]
+    least = [memory + (LEAST_BUFFERS + copies) * size for memory, size in zip(kept, largest, strict=True)]
+    fitting = [count for count, memory in enumerate(least) if memory <= limit]
+    if not fitting:
+        count = min(range(len(least)), key=least.__getitem__)
+        raise OptionError(_refusal(limit, fixed, kept[count] - fixed, largest[count], copies))
+    buffer = largest[fitting[-1]]
+    for buffers in range(_wanted_buffers(limit, buffer), LEAST_BUFFERS - 1, -1):
+        resident = _fitting(ranked, limit - fixed - (buffers + copies) * buffer)
+        streamed = [unit for unit in units if unit.name not in resident]
+        if all(unit.size <= buffer for unit in streamed):
+            break
+    used = buffers if streamed else 0
+    return Residency(resident=frozenset(resident), streamed=frozenset(unit.name for unit in streamed), buffers=used,
+                     buffer_bytes=buffer, fixed_bytes=fixed, resident_bytes=sum(resident.values()),
+                     scratch_bytes=copies * buffer, streamed_bytes=sum(unit.size for unit in streamed))
 
 
-def _candidates(budget: _Budget, limit: int) -> list[tuple[int, ...]]:
-    """Resident areas of each layer: level by level, whole layers first to last, each with what still fits beside it."""
-    sizes = [len(layer.areas) for layer in budget.layers]
-    levels = [tuple(min(level, size) for size in sizes) for level in range(max(sizes, default=0) + 1)]
-    whole = [tuple(size if i < count else 0 for i, size in enumerate(sizes)) for count in range(len(sizes) + 1)]
-    plans = [*levels, *whole]
-    return plans + [_extended(plan, budget, limit) for plan in plans if budget.total(plan) <= limit]
+def _wanted_buffers(limit: int, size: int) -> int:
+    """As many as their share of the limit holds, at least the least."""
+    return max(LEAST_BUFFERS, min(MOST_BUFFERS, limit // BUFFER_SHARE // size)) if size else LEAST_BUFFERS
 
 
-def _extended(counts: tuple[int, ...], budget: _Budget, limit: int) -> tuple[int, ...]:
-    """One more area of each layer, in order, while the memory lasts."""
-    room = limit - budget.total(counts)
-    extended = list(counts)
-    for i, layer in enumerate(budget.layers):
-        size = layer.areas[counts[i]][1] if counts[i] < len(layer.areas) else 0
-        if 0 < size <= room:
-            room -= size
-            extended[i] += 1
-    return tuple(extended)
+def _fitting(ranked: Iterable[Unit], room: int) -> dict[str, int]:
+    """Sizes by name of those that fit, the first first."""
+    resident: dict[str, int] = {}
+    for unit in ranked:
+        if unit.size <= room:
+            resident[unit.name] = unit.size
+            room -= unit.size
+    return resident
 
 
-def _refusal(budget: _Budget, limit: int) -> str:
-    least = min(_candidates(budget, 0), key=lambda counts: (budget.total(counts), counts))
-    buffer, total = budget.buffer(least), budget.total(least)
-    resident = total - budget.fixed - (budget.buffers * buffer + budget.scratch if buffer else 0)
-    return (f"--weight-memory={limit:,} is too little: what is always in memory (embedding, head, norms) takes "
-            f"{budget.fixed:,} bytes, {budget.buffers} buffers of {buffer:,} stream the layers, {resident:,} are "
-            f"resident beside them and {budget.scratch:,} are needed to unpack: at least {total:,} bytes")
+def _refusal(limit: int, fixed: int, resident: int, buffer: int, copies: int) -> str:
+    unpacking = f" and {buffer:,} to unpack one" if copies else ""
+    return (f"--weight-memory={limit:,} is too little: what is always in memory (embedding, head, norms, routers) "
+            f"takes {fixed:,} bytes, {LEAST_BUFFERS} buffers of {buffer:,} stream the layers{unpacking}, {resident:,} "
+            f"are resident beside them: at least {fixed + resident + (LEAST_BUFFERS + copies) * buffer:,} bytes")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from batchgen_beam.errors import CheckpointError
 from batchgen_beam.weights.headers import TensorFacts
-from batchgen_beam.weights.packed_format import SourceTensor, read_packed_header
+from batchgen_beam.weights.packed_format import DamagedCopy, SourceTensor, read_packed_header
 
 __all__ = ["checked_sources", "known_checksums"]
 
@@ -27,10 +27,10 @@ def known_checksums(files: Iterable[Path], source: str) -> dict[str, str]:
     for file in sorted(files):
         try:
             header, _ = read_packed_header(file)
-        except (CheckpointError, OSError):
+        except (DamagedCopy, OSError):
             continue
         if header.source == source:
-            known |= {tensor.name: tensor.crc for area in header.areas for tensor in area.sources}
+            known |= {tensor.name: tensor.crc for tensor in header.sources}
     return known
 
 

@@ -1,26 +1,26 @@
 """Weights on two tiers, memory and disk, behind the interface of a kernel set.
 
 A model is built with `TieredKernels` in place of its kernel set, and with placeholders in place of the parameters that
-were packed into files: `pack` then gives the resident weight, or a `StreamedWeight` that `linear` looks up at the
-moment of use.  So models do not know tiers, and a product has the same bits on either.  Owns the lookup, and the layer that is
-held: until another one is asked for, so that parts of a batch may take turns within a layer.  Does not know which
-products a model has, or how files are read.
+were packed into files: `pack` then gives the resident weight, or a `StreamedWeight` that is looked up at the moment of
+use.  So models do not know tiers, and a product has the same bits on either.  Owns the lookup, and what is made of the
+unit in use.  Does not know which products a model has, or how files are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from batchgen_beam.models.dense import DenseDecoder
+from batchgen_beam.models.experts import Activation, Expert, Routing
 from batchgen_beam.models.interface import Forward, KernelSet, PackedWeight
 from batchgen_beam.weights.packing import Packing, Product
-from batchgen_beam.weights.weight_stream import LeasedAreas, WeightStream
+from batchgen_beam.weights.weight_stream import WeightStream
 
 __all__ = ["Placeholders", "StreamedWeight", "TieredKernels", "Tiers", "adopted"]
 
@@ -37,18 +37,17 @@ class Placeholders:
         self._names[tensor] = name
         return tensor
 
-    def kept(self) -> dict[str, Tensor]:
-        """Those that something still refers to, by name."""
-        return {name: tensor for tensor, name in self._names.items()}
+    def kept_bytes(self) -> int:
+        """Of those that something still refers to, if they had memory."""
+        return sum(tensor.nbytes for tensor in self._names)
 
     def product(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> Product | None:
-        """The product of these placeholders; None if they are others, or not of a layer."""
+        """The product of these placeholders; None if they are other tensors, such as parts of one."""
         names = [self._names.get(tensor) for tensor in (*weights, *(biases or ()))]
         if None in names:
             return None
-        product = Product(parts=tuple(names[:len(weights)]), biases=tuple(names[len(weights):]),
-                          outputs=tuple(weight.shape[0] for weight in weights), inputs=weights[0].shape[1])
-        return None if product.layer is None else product
+        return Product(parts=tuple(names[:len(weights)]), biases=tuple(names[len(weights):]),
+                       outputs=tuple(weight.shape[0] for weight in weights), inputs=weights[0].shape[1])
 
 
 def adopted(packing: Packing, product: Product, tensors: Mapping[str, Tensor]) -> PackedWeight:
@@ -56,64 +55,76 @@ def adopted(packing: Packing, product: Product, tensors: Mapping[str, Tensor]) -
     return packing.adopt(product, [tensors[f"{product.name}.{i}"] for i in range(len(packing.forms(product)))])
 
 
+@dataclass(frozen=True, slots=True)
 class StreamedWeight:
-    """A packed weight that is in no memory yet."""
+    """A packed weight that is in no memory yet, and the unit that holds it."""
 
-    def __init__(self, product: Product) -> None:
-        self.product = product
+    product: Product
+    unit: str
 
 
 class Tiers:
-    """Where each product is: `resident` weights by product, the others in `stream` (None: there are no others)."""
+    """Where each product is: `resident` weights by product, the others in `stream`."""
 
-    def __init__(self, packing: Packing, resident: Mapping[Product, PackedWeight], stream: WeightStream | None) -> None:
+    def __init__(self, packing: Packing, resident: Mapping[Product, PackedWeight], stream: WeightStream) -> None:
         self._packing = packing
         self._resident = resident
-        self._stream = stream
-        self._lease = ExitStack()
-        self._held: tuple[int | None, LeasedAreas | None] = None, None
+        self.stream = stream
+        self._used: str | None = None
         self._ready: dict[Product, PackedWeight] = {}
-
-    @property
-    def has_streamed(self) -> bool:
-        """Whether any product is not resident."""
-        return self._stream is not None
 
     def weight(self, product: Product) -> PackedWeight | StreamedWeight:
         """What a model keeps of the product."""
-        return self._resident[product] if product in self._resident else StreamedWeight(product)
+        found = self._resident.get(product)
+        return StreamedWeight(product, product.area) if found is None else found
 
-    def use(self, weight: StreamedWeight) -> PackedWeight:
-        """The weight in memory, valid until a product of another layer is asked for."""
-        product = weight.product
-        held, areas = self._held
-        if held != product.layer or areas is None:
-            areas = self._take(product.layer)
-        if product not in self._ready:
-            self._ready[product] = adopted(self._packing, product, areas.tensors(product.area))
-            if self._packing.copies:
-                return self._ready.pop(product)
-        return self._ready[product]
+    def ready(self, weight: PackedWeight | StreamedWeight) -> PackedWeight:
+        """The weight in memory; a streamed one is valid until one of another unit is asked for."""
+        if not isinstance(weight, StreamedWeight):
+            return weight
+        if self._used != weight.unit:
+            self._ready.clear()
+            self._used = None
+        if weight.product not in self._ready:
+            tensors = self.stream.use(weight.unit)
+            self._used = weight.unit
+            self._ready[weight.product] = adopted(self._packing, weight.product, tensors)
+        return self._ready[weight.product]
 
-    def _take(self, layer: int | None) -> LeasedAreas:
-        assert self._stream is not None
-        assert layer is not None
-        self.release()
-        areas = self._lease.enter_context(self._stream.layer(layer))
-        self._held = layer, areas
-        return areas
-
-    def release(self) -> None:
-        """Give the held layer's buffer back."""
-        self._ready.clear()
-        self._held = None, None
-        self._lease.close()
+    def expect(self, experts: Sequence[Expert], chosen: Sequence[int]) -> bool:
+        """Say which of a layer's experts come next; whether any of them is streamed."""
+        streamed = {e: expert.gate_up for e, expert in enumerate(experts)
+                    if isinstance(expert.gate_up, StreamedWeight)}
+        if streamed:
+            layer = next(iter(streamed.values())).product.layer
+            self.stream.expect(layer, [streamed[e].unit for e in chosen if e in streamed])
+        return bool(streamed)
 
     def close(self) -> None:
         """Stop the stream."""
-        self.release()
-        if self._stream is not None:
-            self._stream.close()
+        self._ready.clear()
+        self.stream.close()
+
+
+class _ExpertsInTurn(Sequence[Expert]):
+    """Experts that come into memory when they are looked up; one is valid until the next is."""
+
+    def __init__(self, tiers: Tiers, experts: Sequence[Expert]) -> None:
+        self._tiers, self._experts = tiers, experts
+
+    def __len__(self) -> int:
+        return len(self._experts)
+
+    @overload
+    def __getitem__(self, index: int) -> Expert: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Expert]: ...
+
+    def __getitem__(self, index: int | slice) -> Expert | Sequence[Expert]:
+        assert isinstance(index, int), "experts are looked up one at a time"
+        expert = self._experts[index]
+        return Expert(gate_up=self._tiers.ready(expert.gate_up), down=self._tiers.ready(expert.down))
 
 
 class TieredKernels:
@@ -134,8 +145,17 @@ class TieredKernels:
 
     def linear(self, x_TK: Tensor, weight: PackedWeight) -> Tensor:
         """The kernel set's, on a weight of either tier."""
-        return self._kernels.linear(x_TK, self._tiers.use(weight) if isinstance(weight, StreamedWeight) else weight)
+        return self._kernels.linear(x_TK, self._tiers.ready(weight))
+
+    def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
+                shared_TD: Tensor | None = None) -> Tensor:
+        """The kernel set's; no expert that no token chose is read from disk."""
+        chosen = routing.ids_Tk.unique().tolist()
+        if self._tiers.expect(experts, chosen):
+            experts = _ExpertsInTurn(self._tiers, experts)
+        return self._kernels.experts(x_TD, routing, experts, activation, shared_TD=shared_TD)
 
     def fuse(self, decoder: DenseDecoder) -> Forward | None:
         """One call wants all weights in memory at once."""
-        return None if self._tiers.has_streamed else self._kernels.fuse(decoder)
+        del decoder
+        return None
