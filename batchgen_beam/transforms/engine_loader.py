@@ -63,10 +63,10 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print,
     `cache` a folder for what is found out about this machine.
 
-    `recorder` keeps what has to outlive the process; `settings` give the threads and the memory for weights and KV.  Kernels whose
-    self-test fails run all the same, but every answer's numeric print says that they are not deterministic.  Raises
-    `OptionError` where the KV memory does not hold one page of each cache group, the weights can't be streamed in theirs,
-    or the wanted kernels can't be had.
+    `recorder` keeps what has to outlive the process; `settings` give the threads and the memory for weights and KV.
+    Kernels whose self-test fails run all the same, but every answer's numeric print says that they are not
+    deterministic.  Raises `OptionError` where the KV memory does not hold one page of each cache group, the weights
+    can't be streamed in theirs, or the wanted kernels can't be had.
     """
     torch.set_num_threads(settings.threads)
     shapes = model_shapes(model.config)

@@ -26,9 +26,9 @@ from batchgen_beam.weights.packing import Packing, Product
 from batchgen_beam.weights.parameter import Parameter
 from batchgen_beam.weights.quantized_storage import StoredTensor
 
-__all__ = ["NO_CRC", "CopyPlan"]
+__all__ = ["CopyPlan"]
 
-NO_CRC = "0" * 8
+_NO_CRC = "0" * 8
 """Where the content is not known yet."""
 
 
@@ -80,10 +80,10 @@ class CopyPlan:
         for name, products in areas:
             laid.append(self._area(name, products, offset))
             offset += pages(laid[-1].size)
-        sources = self.sources(product for _, products in areas for product in products)
-        return PackedHeader(source=self.source, packing=self.packing.name, layer=layer, areas=tuple(laid),
-                            dtype=str(self.dtype).removeprefix("torch."), sources=tuple(
-                                SourceTensor(name=tensor.name, file=tensor.file.name, crc=NO_CRC) for tensor in sources))
+        stored = self.sources(product for _, products in areas for product in products)
+        sources = tuple(SourceTensor(name=tensor.name, file=tensor.file.name, crc=_NO_CRC) for tensor in stored)
+        return PackedHeader(source=self.source, packing=self.packing.name, dtype=str(self.dtype).removeprefix("torch."),
+                            layer=layer, areas=tuple(laid), sources=sources)
 
     def _area(self, name: str, products: Sequence[Product], offset: int) -> Area:
         tensors: dict[str, PackedTensor] = {}
@@ -94,4 +94,4 @@ class CopyPlan:
                                       offset=-(-end // LINE) * LINE)
                 tensors[f"{product.name}.{i}"] = tensor
                 end = tensor.offset + tensor.size
-        return Area(name=name, offset=offset, size=end, crc=NO_CRC, tensors=tensors)
+        return Area(name=name, offset=offset, size=end, crc=_NO_CRC, tensors=tensors)
