@@ -15,7 +15,7 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +78,7 @@ def make_copy(plan: CopyPlan, cache: Path) -> PackedCopy:
     wanted = plan.headers()
     folder = cache.expanduser().absolute() / plan.folder_name
     try:
-        files = _find(wanted, folder)
+        files = _find(wanted, folder, thoroughly=False)
         if files.keys() != wanted.keys():
             files = _complete(plan, wanted, folder)
     except OSError as error:
@@ -91,9 +91,8 @@ def _path(folder: Path, layer: int) -> Path:
     return folder / f"layer-{layer:05}{_ENDING}"
 
 
-def _find(wanted: Mapping[int, PackedHeader], folder: Path,
-          is_sound: Callable[[PackedFile], bool] = lambda file: True) -> dict[int, PackedFile]:
-    """Files that are there, of which the others are named."""
+def _find(wanted: Mapping[int, PackedHeader], folder: Path, *, thoroughly: bool) -> dict[int, PackedFile]:
+    """Files that are there, going by their headers; thoroughly: by every byte, and unfit ones are named."""
     files = {}
     for layer, header in wanted.items():
         path = _path(folder, layer)
@@ -103,10 +102,11 @@ def _find(wanted: Mapping[int, PackedHeader], folder: Path,
         except FileNotFoundError:
             continue
         except DamagedCopy as error:
-            LOG.warning("%s; it is made again", error)
+            if thoroughly:
+                LOG.warning("%s; it is made again", error)
             continue
         file = PackedFile(path=path, header=found, begin=begin)
-        if is_sound(file):
+        if not thoroughly or _is_sound(file):
             files[layer] = file
     return files
 
@@ -115,7 +115,7 @@ def _complete(plan: CopyPlan, wanted: Mapping[int, PackedHeader], folder: Path) 
     """Make what is missing; under the lock, all temporary files are of processes that died."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f"{folder.name}.lock")):
-        files = _find(wanted, folder, _is_sound)
+        files = _find(wanted, folder, thoroughly=True)
         for left in folder.glob(".*.partial"):
             left.unlink()
         missing = {layer: header for layer, header in wanted.items() if layer not in files}
@@ -129,7 +129,7 @@ def _complete(plan: CopyPlan, wanted: Mapping[int, PackedHeader], folder: Path) 
         for condemned in folder.glob(f"*{_CONDEMNED}"):
             condemned.unlink()
         LOG.info("packed the weights of %d layers into %s in %.1f s", len(missing), folder, time.monotonic() - started)
-        return files
+        return dict(sorted(files.items()))
 
 
 def _is_sound(file: PackedFile) -> bool:

@@ -21,7 +21,8 @@ LEAST_BUFFERS = 2
 
 MOST_BUFFERS = 6
 BUFFER_SHARE = 8
-"""Beyond the least, buffers take at most one part in so many of the limit: what they take is read again every step."""
+"""Beyond the least, buffers take at most one part in so many of what is left beside the fixed bytes: the room that they
+take is read again every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def choose_residency(units: Sequence[Unit], *, limit: int, fixed: int, unpacked:
         count = min(range(len(least)), key=least.__getitem__)
         raise OptionError(_refusal(limit, fixed, kept[count] - fixed, largest[count], copies))
     buffer = largest[fitting[-1]]
-    for buffers in range(_wanted_buffers(limit, buffer), LEAST_BUFFERS - 1, -1):
+    for buffers in range(_wanted_buffers(limit - fixed, buffer), LEAST_BUFFERS - 1, -1):
         resident = _fitting(ranked, limit - fixed - (buffers + copies) * buffer)
         streamed = [unit for unit in units if unit.name not in resident]
         if all(unit.size <= buffer for unit in streamed):
@@ -89,9 +90,9 @@ def choose_residency(units: Sequence[Unit], *, limit: int, fixed: int, unpacked:
                      scratch_bytes=copies * buffer, streamed_bytes=sum(unit.size for unit in streamed))
 
 
-def _wanted_buffers(limit: int, size: int) -> int:
-    """As many as their share of the limit holds, at least the least."""
-    return max(LEAST_BUFFERS, min(MOST_BUFFERS, limit // BUFFER_SHARE // size)) if size else LEAST_BUFFERS
+def _wanted_buffers(room: int, size: int) -> int:
+    """As many as their share of the room holds, at least the least."""
+    return max(LEAST_BUFFERS, min(MOST_BUFFERS, room // BUFFER_SHARE // size)) if size else LEAST_BUFFERS
 
 
 def _fitting(ranked: Iterable[Unit], room: int) -> dict[str, int]:

@@ -32,7 +32,7 @@ from batchgen_beam.weights.residency import Residency, Unit, choose_residency, s
 from batchgen_beam.weights.tiers import Placeholders, TieredKernels, Tiers, adopted
 from batchgen_beam.weights.weight_stream import StreamStats, WeightStream, area_tensors, page_memory
 
-__all__ = ["TieredModel", "load_tiered", "weight_units"]
+__all__ = ["TieredModel", "load_tiered", "plan_copy", "weight_units"]
 
 LOG = logging.getLogger(__name__)
 
@@ -103,9 +103,7 @@ def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: in
         OptionError: the limit is too low for any plan, or `cache` can't hold the copy.
     """
     facts = check_checkpoint(folder)
-    products, fixed = _products(facts, kernels, packing)
-    plan = CopyPlan(source=weights_identity(folder), packing=packing, dtype=kernels.dtype, products=products,
-                    tensors=facts.tensors, parameters=facts.parameters)
+    plan, fixed = plan_copy(facts, kernels, packing)
     units = weight_units(plan)
     residency = choose_residency(units, limit=limit, fixed=fixed, unpacked=packing.copies)
     LOG.info("weights: %s bytes in memory of --weight-memory=%s, %s bytes streamed in each step",
@@ -116,8 +114,15 @@ def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: in
     resident = _load_resident(copy, residency, packing)
     order = [unit for unit in streaming_order(units) if unit.name in residency.streamed]
     stream = WeightStream(copy, order, buffers=residency.buffers, buffer_bytes=residency.buffer_bytes)
-    return TieredModel(model=_build(facts, kernels, Tiers(packing, resident, stream), products), residency=residency,
-                       stream=stream)
+    model = _build(facts, kernels, Tiers(packing, resident, stream), plan.products)
+    return TieredModel(model=model, residency=residency, stream=stream)
+
+
+def plan_copy(facts: CheckpointFacts, kernels: KernelSet, packing: Packing) -> tuple[CopyPlan, int]:
+    """What a packed copy of the checkpoint holds, and the bytes of all else that the model keeps in memory."""
+    products, fixed = _products(facts, kernels, packing)
+    return CopyPlan(source=weights_identity(facts.folder), packing=packing, dtype=kernels.dtype, products=products,
+                    tensors=facts.tensors, parameters=facts.parameters), fixed
 
 
 def weight_units(plan: CopyPlan) -> list[Unit]:
