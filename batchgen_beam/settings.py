@@ -63,10 +63,11 @@ class EngineSettings:
     `max_rows` rows run at once; a forward pass takes about `step_tokens` tokens, prompts in chunks of `prefill_chunk`
     (0: whole); attention runs on `attention_batch` rows at a time and what goes token by token on `expert_batch` tokens
     (0: all), which changes memory and time but no bit; `kv_memory` and `kv_host_memory` are bytes,
-    0 on the host turns that tier (HELD) off; `threads` 0 is one per core, `kv_memory` 0 a share of what is free, both
-    found by whoever loads the engine; `max_context` (tokens) bounds prompt and answer below the model's own limit; with
-    `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with `longest_first`, rows
-    that may run longest are admitted first.
+    0 on the host turns that tier (HELD) off; so is `weight_memory`, under which weights that do not fit are streamed,
+    which changes no bit either (0: all are in memory); `threads` 0 is one per core, `kv_memory` 0 a share of what is
+    free, both found by whoever loads the engine; `max_context` (tokens) bounds prompt and answer below the model's own
+    limit; with `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
+    `longest_first`, rows that may run longest are admitted first.
     """
 
     dtype: str = "bfloat16"
@@ -80,6 +81,7 @@ class EngineSettings:
     expert_batch: int = 0
     kv_memory: int = 1 << 30
     kv_host_memory: int = 0
+    weight_memory: int = 0
     max_context: int | None = None
     prefix_sharing: bool = True
     longest_first: bool = True
@@ -93,7 +95,7 @@ class EngineSettings:
             raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),
                             ("attention_batch", 0), ("expert_batch", 0), ("kv_memory", 0), ("kv_host_memory", 0),
-                            ("max_context", 2)):
+                            ("weight_memory", 0), ("max_context", 2)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")

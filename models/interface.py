@@ -197,7 +197,7 @@ class KernelSet(Protocol):
         """Sum of weight times `down(activation(gate_up(x)))` over each token's experts, [T, D].
 
         Added in float32 in ascending id, `shared_TD` last, and rounded once.  An expert that some token goes to is
-        looked up once, in ascending id, and no other is.
+        looked up once, in ascending id, and no other is; what was looked up is valid until the next look-up.
         """
 
     def append(self, cache: Tensor, values_TGd: Tensor, spec: CacheSpec, view: BatchView) -> None:

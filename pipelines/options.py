@@ -151,6 +151,8 @@ OPTIONS = (
            "all", "N", 0),
     Option("--kv-memory", parse_size, "memory for KV pages; default: a quarter of what is free", "SIZE"),
     Option("--kv-host-memory", parse_size, "memory of the second KV tier, for held rows; 0: off", "SIZE", 0),
+    Option("--weight-memory", parse_size, "memory for weights; what does not fit is streamed from a packed copy in "
+           "--model-cache; 0: all in memory", "SIZE", 0),
     Option("--max-context", _integer, "prompt + answer tokens of a row; default: the model's limit", "N"),
     Option("--temperature", _real, "where a row has none; default: the model's generation_config.json, else 1", "X"),
     Option("--top-k", _integer, "where a row has none; 0: off", "N"),

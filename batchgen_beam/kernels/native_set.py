@@ -96,20 +96,30 @@ class NativeKernels:
         inputs = weights[0].shape[1]
         if self.dtype is torch.bfloat16 and inputs % 2:
             raise ValueError(f"a bfloat16 weight needs an even number of inputs, not {inputs}")
-        parts = (native.Weight * len(weights))()
-        memory = []
+        memory: list[Tensor] = []
         for i, weight_NK in enumerate(weights):
-            panels = self._panels(weight_NK)
-            bias_N = None if biases is None else biases[i].float().contiguous()
-            parts[i] = native.Weight(panels.data_ptr(), None if bias_N is None else bias_N.data_ptr(),
-                                     weight_NK.shape[0], inputs)
-            memory += [panels] if bias_N is None else [panels, bias_N]
-        return PackedParts(parts, inputs, sum(len(weight) for weight in weights), tuple(memory))
+            memory.append(self._panels(weight_NK))
+            if biases is not None:
+                memory.append(biases[i].float().contiguous())
+        return self.adopt(memory, [len(weight) for weight in weights], inputs, biased=biases is not None)
+
+    def adopt(self, memory: Sequence[Tensor], outputs: Sequence[int], inputs: int, *, biased: bool) -> PackedParts:
+        """A weight over memory that `pack` made: for each part panels, then its bias if there are biases."""
+        parts = (native.Weight * len(outputs))()
+        step = 1 + biased
+        for i, count in enumerate(outputs):
+            bias = memory[step * i + 1].data_ptr() if biased else None
+            parts[i] = native.Weight(memory[step * i].data_ptr(), bias, count, inputs)
+        return PackedParts(parts, inputs, sum(outputs), tuple(memory))
+
+    def panel_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a packed `[outputs, inputs]` weight."""
+        return int(self._library.bg_packed_bytes(self._arithmetic, outputs, inputs))
 
     def _panels(self, weight_NK: Tensor) -> Tensor:
         source = weight_NK.to(self.dtype).contiguous()
         outputs, inputs = source.shape
-        panels = zeroed((self._library.bg_packed_bytes(self._arithmetic, outputs, inputs),), torch.uint8, self.device)
+        panels = zeroed((self.panel_bytes(outputs, inputs),), torch.uint8, self.device)
         self._library.bg_pack(self._arithmetic, source.data_ptr(), outputs, inputs, panels.data_ptr())
         return panels
 

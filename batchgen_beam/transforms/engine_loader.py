@@ -16,13 +16,16 @@ from batchgen_beam.engine.driver import Driver, Recorder
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.kernels.choice import choose_kernels
+from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.kernels.self_test import SelfTest, check_invariance
+from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.prints import numeric_print
 from batchgen_beam.weights.loader import load_model
+from batchgen_beam.weights.tiered_loader import load_tiered
 
 __all__ = ["LoadedEngine", "load_engine"]
 
@@ -60,15 +63,16 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print,
     `cache` a folder for what is found out about this machine.
 
-    `recorder` keeps what has to outlive the process; `settings` give the threads and the KV memory.  Kernels whose
-    self-test fails run all the same, but every answer's numeric print says that they are not deterministic.  Raises
-    `OptionError` where the KV memory does not hold one page of each cache group, or the wanted kernels can't be had.
+    `recorder` keeps what has to outlive the process; `settings` give the threads and the memory for weights and KV.
+    Kernels whose self-test fails run all the same, but every answer's numeric print says that they are not
+    deterministic.  Raises `OptionError` where the KV memory does not hold one page of each cache group, the weights
+    can't be streamed in theirs, or the wanted kernels can't be had.
     """
     torch.set_num_threads(settings.threads)
     shapes = model_shapes(model.config)
     kernels = choose_kernels(getattr(torch, settings.dtype), shapes, wanted=settings.kernels, threads=settings.threads,
                              cache=cache, kv_dtype=settings.kv_dtype)
-    weights = load_model(model.path, kernels)
+    weights = _load_weights(model.path, kernels, settings.weight_memory, cache)
     test = check_invariance(kernels, shapes)
     for failure in test.failures:
         LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
@@ -78,3 +82,10 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     engine = Engine(weights, kernels, settings, facts)
     return LoadedEngine(driver=Driver(engine, recorder), context_limit=engine.context_limit,
                         longest_row=engine.longest_row, token_bytes=engine.token_bytes, self_test=test, numeric=numeric)
+
+
+def _load_weights(folder: Path, kernels: KernelSet, limit: int, cache: Path) -> Model:
+    """All in memory, or what `limit` bytes hold of them; the packed copy of the others lies in `cache`."""
+    if not limit:
+        return load_model(folder, kernels)
+    return load_tiered(folder, kernels, packing_of(kernels), limit=limit, cache=cache).model

@@ -6,11 +6,9 @@ needs, and how a copy that was interrupted goes on.  Stores are read through fss
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +21,9 @@ import fsspec
 
 from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.storage.store_errors import store_errors
+from batchgen_beam.weights.file_lock import locked
 
-__all__ = ["SMALL_FILES", "fetch_model", "locked"]
+__all__ = ["SMALL_FILES", "fetch_model"]
 
 LOG = logging.getLogger(__name__)
 
@@ -180,14 +179,3 @@ def _store_faults(uri: str) -> Iterator[None]:
 
 def _client_errors() -> tuple[type[Exception], ...]:
     return (*store_errors(), ImportError, ValueError)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; the system frees it if the process dies."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.text.gguf_tokenizer import write_tokenizer
-from batchgen_beam.transforms.model_download import fetch_model, locked
+from batchgen_beam.transforms.model_download import fetch_model
+from batchgen_beam.weights.file_lock import locked
 from batchgen_beam.weights.gguf import convert
 from batchgen_beam.weights.gguf_metadata import is_gguf
 

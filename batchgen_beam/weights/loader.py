@@ -7,6 +7,7 @@ the rows that meet them fail by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -36,18 +37,19 @@ from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
 from batchgen_beam.weights.headers import TensorFacts
 from batchgen_beam.weights.parameter import Cut, Parameter
 from batchgen_beam.weights.quantized_reader import read_quantized, read_quantized_expert
-from batchgen_beam.weights.quantized_storage import QuantizedTensor
+from batchgen_beam.weights.quantized_storage import QuantizedTensor, StoredTensor
 
-__all__ = ["build_model", "load_model"]
+__all__ = ["TensorReader", "build_model", "load_model"]
 
 
-class _TensorReader:
+class TensorReader:
     """Gives each parameter once, in the run's dtype; holds no tensor itself and closes its files at the end."""
 
-    def __init__(self, facts: CheckpointFacts, kernels: KernelSet) -> None:
-        self._left = dict(facts.tensors)
-        self._parameters = facts.parameters
-        self._kernels = kernels
+    def __init__(self, tensors: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter], dtype: torch.dtype,
+                 device: torch.device) -> None:
+        self._left = dict(tensors)
+        self._parameters = parameters
+        self._dtype, self._device = dtype, device
         self._open = ExitStack()
         self._files: dict[Path, safe_open] = {}
 
@@ -64,10 +66,10 @@ class _TensorReader:
         request is our own mistake."""
         assert parameter in self._left, f"{parameter} was asked for twice, or is no parameter of this model"
         tensor, row = self._left.pop(parameter), self._parameters[parameter]
-        dtype = torch.float32 if row.exact else self._kernels.dtype
+        dtype = torch.float32 if row.exact else self._dtype
         if isinstance(tensor, QuantizedTensor):
-            return self._dequantised(tensor, row, dtype).to(self._kernels.device)
-        return self._stored(tensor, row.cut).to(device=self._kernels.device, dtype=dtype, copy=True)
+            return self._dequantised(tensor, row, dtype).to(self._device)
+        return self._stored(tensor, row.cut).to(device=self._device, dtype=dtype, copy=True)
 
     def _dequantised(self, tensor: QuantizedTensor, row: Parameter, dtype: torch.dtype) -> Tensor:
         if row.cut is None:
@@ -96,7 +98,7 @@ def load_model(folder: Path, kernels: KernelSet) -> Model:
     Raises `CheckpointError` for any fault of the folder; never leaves a parameter unfilled.
     """
     facts = check_checkpoint(folder)
-    with _TensorReader(facts, kernels) as reader:
+    with TensorReader(facts.tensors, facts.parameters, kernels.dtype, kernels.device) as reader:
         return build_model(facts.config, reader.get, kernels)
 
 

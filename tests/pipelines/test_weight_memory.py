@@ -1,0 +1,80 @@
+"""A run under `--weight-memory`: the same answers, refusals with the numbers, and a damaged copy that ends by name."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchgen_beam.pipelines.main import FATAL, OK, USER_ERROR, main
+from batchgen_beam.text.fake_folder import write_fake_folder
+from tests.models.tiny import TINIES, random_model
+from tests.support.jobs import published, questions, run_flags, timeless, write_rows
+
+pytestmark = pytest.mark.timeout(180)
+
+LIMIT = "--weight-memory=400KB"
+"""Of 1.1 MB of weights."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Mixtral with the fake model's tokenizer."""
+    folder = tmp_path_factory.mktemp("model") / "mixtral"
+    random_model(TINIES["mixtral"], 0).save_pretrained(folder)
+    fake = write_fake_folder(folder.parent / "fake")
+    for file in fake.iterdir():
+        if not (folder / file.name).exists():
+            shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path) -> Callable[..., tuple[int, Path]]:
+    """Run the command over ten rows; the exit code and the output folder."""
+    source = write_rows(tmp_path / "a.parquet", questions(10))
+
+    def go(name: str, *flags: str) -> tuple[int, Path]:
+        output = tmp_path / name
+        return main(run_flags(source, output, model, f"--model-cache={tmp_path / 'cache'}", *flags)), output
+
+    return go
+
+
+def test_streamed_answers_are_those_of_weights_in_memory(run: Callable[..., tuple[int, Path]], tmp_path: Path) -> None:
+    """Bit by bit; the copy is made in the model cache, and a second run finds it."""
+    rows = []
+    for name, flags in (("memory", ()), ("streamed", (LIMIT,)), ("again", (LIMIT,))):
+        code, output = run(name, *flags)
+        assert code == OK
+        rows.append(timeless(published(output)))
+        copies = list((tmp_path / "cache").glob("packed-*/layer-*.packed"))
+        assert len(copies) == (3 if flags else 0)
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_too_little_memory_is_refused_with_the_numbers(run: Callable[..., tuple[int, Path]],
+                                                       capfd: pytest.CaptureFixture[str]) -> None:
+    """The user's mistake; the message says what would do."""
+    code, _ = run("out", "--weight-memory=100KB")
+    assert code == USER_ERROR
+    assert "--weight-memory=100,000 is too little: what is always in memory" in capfd.readouterr().err
+
+
+def test_a_damaged_copy_ends_the_run_by_name_and_the_next_goes_on(run: Callable[..., tuple[int, Path]], tmp_path: Path,
+                                                                  capfd: pytest.CaptureFixture[str]) -> None:
+    """The file and the part of the layer are named; the same command, run again, makes the file anew and answers."""
+    code, whole = run("whole", LIMIT)
+    assert code == OK
+    copy = next((tmp_path / "cache").glob("packed-*/layer-00001.packed"))
+    with copy.open("r+b") as stream:
+        stream.seek(-100, 2)
+        stream.write(b"\xff" * 4)
+    code, _ = run("damaged", LIMIT)
+    assert code == FATAL
+    assert f"{copy}: area layers.1.experts.7 is damaged (CRC-32 " in capfd.readouterr().err
+    code, output = run("damaged", LIMIT)
+    assert code == OK
+    assert timeless(published(output)) == timeless(published(whole))
