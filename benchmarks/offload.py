@@ -1,0 +1,261 @@
+"""A model larger than its memory: this engine against transformers with accelerate's disk offload.
+
+    python -m benchmarks.offload make --model FOLDER [--experts 16] [--chosen 2]
+    python -m benchmarks.offload run --model FOLDER --cache FOLDER --home FOLDER --out FILE.json
+        [--limits 8 20] [--weight-memory 1] [--batches 1 8 32 128 256] [--rows 1024 ...]
+
+`make` writes a random mixture of experts of about 1.5 thousand million parameters as a checkpoint.  `run` gives both
+engines the same `--weight-memory` and, in a control group that counts page cache too, the same memory in all
+(`--limits`, GB); where no group can be made, it says so and keeps dropping the files from the page cache.  Prompts of
+64 tokens, answers of 16, greedy; loading, and for ours the one conversion, is told apart.  Per limit ours runs `--rows`
+rows at once, and for the share that is due to the batch each of `--batches`, as the peer does; turns alternate.  The
+disk's rate is that of direct reads of the packed copy, measured before and after.  Needs the environment that
+`python -m benchmarks.offload setup --home FOLDER` makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from batchgen_beam.config.model_registry import load_config
+from batchgen_beam.engine.engine import Engine
+from batchgen_beam.engine.stats import EngineFacts
+from batchgen_beam.kernels.choice import choose_kernels
+from batchgen_beam.kernels.packing import packing_of
+from batchgen_beam.records import Failure, Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.model_shapes import model_shapes
+from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.tiered_loader import load_tiered
+from batchgen_beam.weights.weight_stream import page_memory
+from benchmarks.memory_limit import MemoryGroup, memory_group
+from benchmarks.race.environments import make_environment, python_of
+
+ENVIRONMENT = "accelerate"
+GB = 10**9
+PROMPT, OUTPUT = 64, 16
+LAYERS, HIDDEN, VOCABULARY = 16, 1024, 32_000
+PARAMETERS = 1_500_000_000
+DISK_SAMPLE = 2 << 30
+DROP_SECONDS = 0.25
+
+
+def make(folder: Path, experts: int, chosen: int) -> None:
+    """One shard for each layer, and one for what stands around them."""
+    inner = PARAMETERS // (LAYERS * experts * 3 * HIDDEN) // 32 * 32
+    heads, kv_heads, size = HIDDEN // 64, HIDDEN // 128, 64
+    folder.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(7)
+    index: dict[str, str] = {}
+
+    def save(file: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        tensors = {name: torch.ones(shape, dtype=torch.bfloat16) if len(shape) == 1 else
+                   torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=random)
+                   for name, shape in shapes.items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        index.update(dict.fromkeys(tensors, file))
+
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{at}input_layernorm.weight": (HIDDEN,), f"{at}post_attention_layernorm.weight": (HIDDEN,),
+            f"{at}self_attn.q_proj.weight": (heads * size, HIDDEN),
+            f"{at}self_attn.o_proj.weight": (HIDDEN, heads * size),
+            f"{at}self_attn.k_proj.weight": (kv_heads * size, HIDDEN),
+            f"{at}self_attn.v_proj.weight": (kv_heads * size, HIDDEN),
+            f"{at}block_sparse_moe.gate.weight": (experts, HIDDEN)}
+        for e in range(experts):
+            one = f"{at}block_sparse_moe.experts.{e}."
+            shapes |= {f"{one}w1.weight": (inner, HIDDEN), f"{one}w3.weight": (inner, HIDDEN),
+                       f"{one}w2.weight": (HIDDEN, inner)}
+        save(f"model-{layer:05}.safetensors", shapes)
+    save("model-rest.safetensors", {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,),
+                                    "lm_head.weight": (VOCABULARY, HIDDEN)})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN, "intermediate_size": inner, "num_hidden_layers": LAYERS, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": size, "num_local_experts": experts, "num_experts_per_tok": chosen,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
+        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1,
+        "eos_token_id": 2}))
+
+
+# --- our side, in a process of its own -------------------------------------------------------------------------------
+
+
+def ours(given: argparse.Namespace) -> None:
+    """Load, answer, print one JSON object."""
+    torch.set_num_threads(given.threads)
+    started = time.perf_counter()
+    kernels = choose_kernels(torch.bfloat16, model_shapes(load_config(str(given.model))), wanted="auto",
+                             threads=given.threads, cache=given.cache)
+    tiered = load_tiered(given.model, kernels, packing_of(kernels), limit=given.weight_memory, cache=given.cache)
+    settings = EngineSettings(max_rows=given.rows, kv_memory=given.kv_memory, max_context=PROMPT + OUTPUT,
+                              step_tokens=given.step_tokens, prefill_chunk=0, threads=given.threads)
+    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=tiered.model.vocab_size, content_print="",
+                        numeric_print="")
+    engine = Engine(tiered.model, kernels, settings, facts)
+    loaded = time.perf_counter()
+    before = tiered.streamed()
+    ids = torch.randint(3, tiered.model.vocab_size, (given.rows, PROMPT), generator=torch.Generator().manual_seed(5))
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT)
+    for row, line in enumerate(ids.tolist()):
+        engine.submit(Prompt(key=RowKey(f"{row}", "offload"), token_ids=token_array(line), params=params))
+    steps, going = [], True
+    while going:
+        begun = time.perf_counter()
+        going = engine.step()
+        steps.append(time.perf_counter() - begun)
+        for answer in engine.poll():
+            if isinstance(answer, Failure):
+                raise SystemExit(f"row {answer.key.uuid} failed: {answer.code}: {answer.message}")
+    seconds = time.perf_counter() - loaded
+    after, stats = tiered.streamed(), engine.stats()
+    assert stats.rows_done == given.rows
+    print(json.dumps({
+        "load_seconds": loaded - started, "seconds": seconds, "steps": stats.steps,
+        "decode_step": statistics.median(steps[-OUTPUT:-1]), "streamed_bytes": tiered.residency.streamed_bytes,
+        "weight_bytes": tiered.residency.total_bytes,
+        "read_bytes": after.read_bytes - before.read_bytes if after and before else 0,
+        "waited_seconds": after.waited_seconds - before.waited_seconds if after and before else 0.0,
+        "evictions": stats.evictions, "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        **kernels.facts()}))
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+def disk_rate(folder: Path) -> float:
+    """Bytes per second of direct reads of the largest files, one after the other."""
+    memory, done, started = memoryview(page_memory(8 << 20)), 0, time.perf_counter()
+    for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size):
+        with closing(DirectFile(path)) as file:
+            for offset in range(0, path.stat().st_size - len(memory), len(memory)):
+                file.read(offset, memory)
+                done += len(memory)
+                if done >= DISK_SAMPLE:
+                    return done / (time.perf_counter() - started)
+    raise SystemExit(f"{folder} holds less than {DISK_SAMPLE:,} bytes to read")
+
+
+def _drop(files: Sequence[Path], over: threading.Event) -> None:
+    """Keep files out of the page cache until `over`."""
+    while not over.wait(DROP_SECONDS):
+        for path in files:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def run_limited(command: Sequence[str | Path], limit: int, folders: Sequence[Path]) -> dict[str, Any]:
+    """The command's JSON, with the group's peak; or how it ended."""
+    with memory_group(limit) as group:
+        over = threading.Event()
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        for path in files:  # both begin with nothing of them in memory
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+        dropper = threading.Thread(target=_drop, args=(files, over), daemon=True)
+        if group is None:
+            dropper.start()
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False,
+                              preexec_fn=None if group is None else group.enter)
+        over.set()
+        enforced: dict[str, Any] = {"enforced": group is not None, "group_peak": _peak(group)}
+    if done.returncode:
+        return {"ended": done.returncode, "error": done.stderr.strip().splitlines()[-1:], **enforced}
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), **enforced}
+
+
+def _peak(group: MemoryGroup | None) -> int | None:
+    return None if group is None else group.peak()
+
+
+def compare(given: argparse.Namespace) -> None:
+    """All limits and batches, into one JSON file as they come."""
+    weight_memory = int(given.weight_memory * GB)
+    common = ["--weight-memory", str(weight_memory), "--threads", str(given.threads)]
+    our_command = [sys.executable, "-m", "benchmarks.offload", "ours", "--model", given.model, "--cache", given.cache,
+                   *common]
+    peer_command = [python_of(given.home, ENVIRONMENT), Path(__file__).with_name("offload_peer.py"), "--model",
+                    given.model, "--offload", given.home / "offloaded", *common, "--prompt", str(PROMPT), "--output",
+                    str(OUTPUT)]
+    folders = (given.model, given.cache, given.home / "offloaded")
+    first = run_limited([*our_command, "--rows", "1"], given.limits[0] * GB, folders)
+    results: list[dict[str, Any]] = []
+    report = {"prompt": PROMPT, "output": OUTPUT, "weight_memory": weight_memory, "threads": given.threads,
+              "conversion_and_first_run": first, "disk_rates": [disk_rate(given.cache)], "runs": results}
+
+    def one(engine: str, command: Sequence[str | Path], rows: int, limit: int) -> None:
+        found = run_limited([*command, "--rows", str(rows)], limit * GB, folders)
+        speed = rows * OUTPUT / found["seconds"] if "seconds" in found else None
+        results.append({"engine": engine, "limit_gb": limit, "rows": rows, "tokens_per_second": speed, **found})
+        said = "did not finish" if speed is None else f"{speed:.2f} tokens/s"
+        print(f"{engine} {limit} GB {rows} rows: {said} {json.dumps(found)}", flush=True)
+        given.out.write_text(json.dumps(report, indent=1))
+
+    for limit, rows in zip(given.limits, given.rows, strict=True):
+        one("ours", our_command, rows, limit)
+        for batch in given.batches:
+            one("accelerate", peer_command, batch, limit)
+            one("ours", our_command, batch, limit)
+        one("ours", our_command, rows, limit)
+    report["disk_rates"] = [*report["disk_rates"], disk_rate(given.cache)]
+    given.out.write_text(json.dumps(report, indent=1))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make, set up or run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("make")
+    making.add_argument("--model", type=Path, required=True)
+    making.add_argument("--experts", type=int, default=16)
+    making.add_argument("--chosen", type=int, default=2)
+    commands.add_parser("setup").add_argument("--home", type=Path, required=True)
+    running, child = commands.add_parser("run"), commands.add_parser("ours")
+    for one in (running, child):
+        one.add_argument("--model", type=Path, required=True)
+        one.add_argument("--cache", type=Path, required=True)
+        one.add_argument("--threads", type=int, default=torch.get_num_threads())
+    running.add_argument("--home", type=Path, required=True)
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--weight-memory", type=float, default=1.0, help="GB")
+    running.add_argument("--limits", type=int, nargs="+", default=[8, 20], help="GB")
+    running.add_argument("--rows", type=int, nargs="+", default=[1024, 2048], help="of ours, for each limit")
+    running.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    child.add_argument("--weight-memory", type=int, required=True)
+    child.add_argument("--rows", type=int, required=True)
+    child.add_argument("--kv-memory", type=int, default=12 * GB)
+    child.add_argument("--step-tokens", type=int, default=4096)
+    given = parser.parse_args(arguments)
+    match given.command:
+        case "make":
+            make(given.model, given.experts, given.chosen)
+        case "setup":
+            make_environment(given.home, ENVIRONMENT)
+        case "ours":
+            ours(given)
+        case _:
+            compare(given)
+
+
+if __name__ == "__main__":
+    main()
