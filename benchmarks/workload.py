@@ -31,6 +31,7 @@ from batchgen_beam.records import Answer, Failure, Prompt, RowKey, SamplingParam
 from batchgen_beam.settings import KERNELS, KV_DTYPES, EngineSettings
 from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.transforms.resources import available_cores
 from batchgen_beam.weights.loader import load_model
 
 PARTS = ("linear", "attention", "append", "head", "rms_norm", "rope", "swiglu", "embed")
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--order", default="longest", choices=("longest", "arrival"), help="rows that enter first")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

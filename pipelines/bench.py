@@ -5,7 +5,6 @@ Owns the flags and the table.  Does not know how a step is timed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -13,6 +12,7 @@ from typing import TextIO
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import StrictParser, add_options
 from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.transforms.resources import available_cores
 from batchgen_beam.transforms.step_times import StepTime, load_timed, measure_prompts, measure_steps
 
 __all__ = ["bench_model"]
@@ -31,7 +31,7 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
     add_options(parser, "--model-cache", "--dtype", "--kv-dtype", "--kernels", "--threads")
     given = parser.parse_args(list(flags))
     rows = _counts(given.rows)
-    threads = given.threads or len(os.sched_getaffinity(0))
+    threads = given.threads or available_cores()
     cache = Path(given.model_cache)
     model, kernels = load_timed(resolve_model(given.model, cache), dtype=given.dtype, kv_dtype=given.kv_dtype,
                                 kernels=given.kernels, threads=threads, cache=cache)
