@@ -6,6 +6,7 @@ Attention's laws are in `test_paged_attention`, which runs for every set.
 from __future__ import annotations
 
 import multiprocessing
+import platform
 import resource
 from pathlib import Path
 
@@ -381,8 +382,10 @@ def test_bad_shapes_are_refused_by_name() -> None:
 
 
 def test_facts_name_what_decides_the_bits() -> None:
-    """Path and dtype are part of the numeric print; threads are not, for they change no bit."""
+    """Path, dtype and the C library, whose `exp` and `log` make log-probabilities, are part of the numeric print;
+    threads are not, for they change no bit."""
     dtype, path = NATIVE[0]
     facts = native(dtype, path).facts()
     assert facts == native(dtype, path, 3).facts()
     assert {"kernels", "path", "version", "dtype", "torch"} <= facts.keys()
+    assert facts["libc"] == " ".join(platform.libc_ver())

@@ -11,7 +11,6 @@
 namespace batchgen {
 namespace {
 
-constexpr int MOST_ROWS = 32;             // of any path's `product`
 constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
 constexpr int64_t OWN_ROWS = 24;          // from so many rows for each thread on, threads share out rows, not panels
 constexpr int SHARES = 2;                 // of one thread where panels are shared out
@@ -574,6 +573,7 @@ void head(const Arithmetic& a, int threads, const void* x, int64_t tokens, const
 
 void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
              const bg_cache* caches, const bg_result& result, double* seconds) {
+  if (!batch.tokens) return;
   thread_local Buffers buffers;
   Pass pass(a, decoder, batch, caches, result, seconds, buffers, threads);
   run_team(threads, [&](Team& team, int thread) { pass.run(team, thread); });
