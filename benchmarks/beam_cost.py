@@ -17,25 +17,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.race.workloads import read
+
 ROW_GROUP = 128
 
 
 def write_prompts(workload: Path, rows: int | None, file: Path) -> int:
     """The workload as Parquet; returns how many tokens its answers have."""
-    lines = [json.loads(line) for line in workload.read_text().splitlines()][:rows]
+    found = read(workload).rows[:rows]
     file.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"uuid": [line["uuid"] for line in lines],
-                             "token_ids": [line["prompt_ids"] for line in lines],
-                             "max_tokens": [line["max_tokens"] for line in lines],
-                             "temperature": [0.0] * len(lines)}), file, row_group_size=ROW_GROUP)
-    return sum(line["max_tokens"] for line in lines)
+    pq.write_table(pa.table({"uuid": [row.uuid for row in found],
+                             "token_ids": [row.prompt_ids for row in found],
+                             "max_tokens": [row.max_tokens for row in found],
+                             "temperature": [0.0] * len(found)}), file, row_group_size=ROW_GROUP)
+    return sum(row.max_tokens for row in found)
 
 
 def figures(output: Path) -> dict[str, Any]:
@@ -43,6 +45,14 @@ def figures(output: Path) -> dict[str, Any]:
     (file,) = (output / "_runs").glob("*.engine.json")
     found: dict[str, Any] = json.loads(file.read_text())
     return found
+
+
+def report(found: Mapping[str, Any], wall: float, max_rows: int) -> dict[str, Any]:
+    """What is printed, of a run whose command took `wall` seconds."""
+    span, busy = found["span_seconds"], found["busy_seconds"]
+    return {"cost": round((span - busy) / span, 4), "span_seconds": round(span, 2), "step_seconds": round(busy, 2),
+            "wall_seconds": round(wall, 2), "rows": found["rows_done"], "output_tokens": found["generated_tokens"],
+            "steps": found["steps"], "fill": round(found["row_steps"] / found["steps"] / max_rows, 3)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,11 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = figures(folder / "output")
     if found["generated_tokens"] != tokens:
         raise SystemExit(f"{found['generated_tokens']} tokens instead of {tokens}: the model gives token {args.eos_id}")
-    span, busy = found["span_seconds"], found["busy_seconds"]
-    print(json.dumps({"cost": round((span - busy) / span, 4), "span_seconds": round(span, 2),
-                      "step_seconds": round(busy, 2), "wall_seconds": round(wall, 2), "rows": found["rows_done"],
-                      "output_tokens": tokens, "steps": found["steps"],
-                      "fill": round(found["row_steps"] / found["steps"] / args.max_rows, 3)}, indent=1))
+    print(json.dumps(report(found, wall, args.max_rows), indent=1))
 
 
 if __name__ == "__main__":

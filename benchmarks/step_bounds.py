@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from batchgen_beam.settings import KERNELS
 from batchgen_beam.transforms.model_store import resolve_model
-from batchgen_beam.transforms.step_times import STEPS, StepTime, load_timed, measure_steps
+from batchgen_beam.transforms.resources import available_cores
+from batchgen_beam.transforms.step_times import STEPS, StepTime, measure_steps
+from batchgen_beam.transforms.timed_engine import timed_kernels
+from batchgen_beam.weights.loader import load_model
 from benchmarks.race.bound import WEIGHT_BYTES, Shapes, shapes_of
 from benchmarks.race.roofline import measure
 
@@ -68,14 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--context", type=int, default=128, help="tokens of each row at the end")
     parser.add_argument("--kernels", default="auto", choices=KERNELS)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--out", type=Path, help="a JSON file with the figures")
     args = parser.parse_args(arguments)
     folder = resolve_model(args.model, args.model_cache)
     shapes = shapes_of(json.loads((folder / "config.json").read_text()))
     rates = measure(shapes, args.threads)["best"]
-    model, kernels = load_timed(folder, dtype="bfloat16", kv_dtype="auto", kernels=args.kernels, threads=args.threads,
-                                cache=args.model_cache)
+    kernels = timed_kernels(folder, kernels=args.kernels, threads=args.threads, cache=args.model_cache)
+    model = load_model(folder, kernels)
     times = [measure_steps(model, kernels, rows, context=args.context) for rows in args.rows]
     context = args.context - STEPS / 2
     print(f"{args.threads} threads, {kernels.facts().get('path', kernels.name)}, contexts of {context:g} tokens; "

@@ -15,23 +15,20 @@ import json
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.engine.engine import Engine
-from batchgen_beam.engine.stats import EngineFacts
-from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import Forward
-from batchgen_beam.records import Answer, Failure, Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.records import Answer, Failure, Outcome, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import KERNELS, KV_DTYPES, EngineSettings
-from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.transforms.resources import available_cores
+from batchgen_beam.transforms.timed_engine import timed_engine, timed_kernels
 from batchgen_beam.weights.loader import load_model
+from benchmarks.race.workloads import read
 
 PARTS = ("linear", "attention", "append", "head", "rms_norm", "rope", "swiglu", "embed")
 
@@ -63,17 +60,18 @@ class OperationClock:
 
 def read_prompts(path: Path, rows: int | None, temperature: float, top_p: float) -> list[Prompt]:
     """The first `rows` rows, with their exact output lengths; sampled rows have seed 0."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()][:rows]
-    return [Prompt(key=RowKey(line["uuid"], "workload"), token_ids=token_array(line["prompt_ids"]),
-                   params=SamplingParams(temperature=temperature, top_p=top_p, seed=0, max_tokens=line["max_tokens"]))
-            for line in lines]
+    return [Prompt(key=RowKey(row.uuid, "workload"), token_ids=token_array(row.prompt_ids),
+                   params=SamplingParams(temperature=temperature, top_p=top_p, seed=0, max_tokens=row.max_tokens))
+            for row in read(path).rows[:rows]]
 
 
-def refuse_failures(answers: list[Answer]) -> None:
-    """A time without some of the rows is no time of the workload."""
+def outcomes(answers: Sequence[Answer]) -> list[Outcome]:
+    """The answers, all of which are outcomes: a time without some of the rows is no time of the workload."""
+    found = [answer for answer in answers if isinstance(answer, Outcome)]
     for answer in answers:
         if isinstance(answer, Failure):
             raise SystemExit(f"row {answer.key.uuid} failed: {answer.code}: {answer.message}")
+    return found
 
 
 def measure(engine: Engine, clock: OperationClock, prompts: list[Prompt]) -> dict[str, Any]:
@@ -83,9 +81,9 @@ def measure(engine: Engine, clock: OperationClock, prompts: list[Prompt]) -> dic
         engine.submit(prompt)
     queued = engine.stats()
     while engine.step():
-        refuse_failures(engine.poll())
+        outcomes(engine.poll())
         queued = engine.stats() if engine.stats().queued else queued
-    refuse_failures(engine.poll())
+    outcomes(engine.poll())
     seconds = time.perf_counter() - started
     stats = engine.stats()
     parts = {part: round(value, 2) for part, value in sorted(clock.seconds.items(), key=lambda item: -item[1])}
@@ -122,23 +120,21 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--order", default="longest", choices=("longest", "arrival"), help="rows that enter first")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     started = time.perf_counter()
     folder = resolve_model(args.model, args.model_cache)
-    kernels = choose_kernels(getattr(torch, args.dtype), model_shapes(load_config(str(folder))), wanted=args.kernels,
-                             threads=args.threads, cache=args.model_cache, kv_dtype=args.kv_dtype)
+    kernels = timed_kernels(folder, dtype=args.dtype, kv_dtype=args.kv_dtype, kernels=args.kernels,
+                            threads=args.threads, cache=args.model_cache)
     clock = OperationClock(kernels)
     model = load_model(folder, kernels)
     load_seconds = time.perf_counter() - started
     settings = EngineSettings(dtype=args.dtype, kv_dtype=args.kv_dtype, max_rows=args.max_rows, kv_memory=2 << 30,
                               max_context=2048, longest_first=args.order == "longest")
-    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
     prompts = read_prompts(args.workload, args.rows, args.temperature, args.top_p)
     report = {"workload": args.workload.name, "load_seconds": round(load_seconds, 2), **kernels.facts(),
-              **measure(Engine(model, kernels, settings, facts), clock, prompts),
+              **measure(timed_engine(model, kernels, settings), clock, prompts),
               "seconds_of_the_pass": {part: round(value, 2) for part, value in kernels.seconds().items()}}
     text = json.dumps(report, indent=1)
     print(text)

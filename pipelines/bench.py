@@ -5,7 +5,6 @@ Owns the flags and the table.  Does not know how a step is timed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -13,7 +12,10 @@ from typing import TextIO
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import StrictParser, add_options
 from batchgen_beam.transforms.model_store import resolve_model
-from batchgen_beam.transforms.step_times import StepTime, load_timed, measure_prompts, measure_steps
+from batchgen_beam.transforms.resources import available_cores
+from batchgen_beam.transforms.step_times import StepTime, measure_prompts, measure_steps
+from batchgen_beam.transforms.timed_engine import timed_kernels
+from batchgen_beam.weights.loader import load_model
 
 __all__ = ["bench_model"]
 
@@ -31,10 +33,12 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
     add_options(parser, "--model-cache", "--dtype", "--kv-dtype", "--kernels", "--threads")
     given = parser.parse_args(list(flags))
     rows = _counts(given.rows)
-    threads = given.threads or len(os.sched_getaffinity(0))
+    threads = given.threads or available_cores()
     cache = Path(given.model_cache)
-    model, kernels = load_timed(resolve_model(given.model, cache), dtype=given.dtype, kv_dtype=given.kv_dtype,
-                                kernels=given.kernels, threads=threads, cache=cache)
+    folder = resolve_model(given.model, cache)
+    kernels = timed_kernels(folder, dtype=given.dtype, kv_dtype=given.kv_dtype, kernels=given.kernels, threads=threads,
+                            cache=cache)
+    model = load_model(folder, kernels)
     facts = kernels.facts()
     names = " ".join(str(facts[name]) for name in ("kernels", "path") if name in facts)
     kept = f", KV {facts['kv_dtype']}" if "kv_dtype" in facts else ""

@@ -142,7 +142,8 @@ OPTIONS = (
            "other answers; auto: --dtype", "NAME", "auto"),
     Option("--kernels", _one_of(KERNELS), "native: compiled for the CPU; torch: any device; auto: native where it can "
            "be", "NAME", "auto"),
-    Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the process's cores", "N", 0),
+    Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the cores that the process may "
+           "use", "N", 0),
     Option("--max-rows", _integer, "rows that one engine runs at once", "N", 256),
     Option("--step-tokens", _integer, "tokens of one forward pass", "N", 512),
     Option("--prefill-chunk", _integer, "prompt tokens of one row in a forward pass; 0: the whole prompt", "N", 256),

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from batchgen_beam.errors import ErrorCode
+from batchgen_beam.kernels.choice import ISA
+from batchgen_beam.kernels.native_library import ON_REQUEST_PATHS, PATHS
 from batchgen_beam.pipelines.main import OK, main
 from batchgen_beam.pipelines.options import OPTIONS
 from batchgen_beam.settings import PARAMETER_COLUMNS
@@ -109,6 +111,14 @@ def test_every_parameter_column_is_explained(text: str) -> None:
     """The table of input columns holds every column that is read."""
     assert set(first_cells(section(text, "Input columns"))) == {
         "uuid", "prompt", "messages", "token_ids", *PARAMETER_COLUMNS}
+
+
+def test_every_instruction_path_is_listed(text: str) -> None:
+    """From the lowest to the highest; those that are taken on request only say so."""
+    kernels = section(text, "Kernels")
+    assert first_cells(kernels) == list(PATHS)
+    asked = tuple(re.findall(rf"^\| `(\w+)` \|.*only `{ISA}` takes it.*\|$", kernels, re.M))
+    assert asked == ON_REQUEST_PATHS
 
 
 def test_every_flag_is_listed_with_its_default(text: str) -> None:

@@ -64,7 +64,7 @@ class Engine:
         self._live = LiveRows(self._pool, self._table, self._executor)
         self._schedule = schedule
         self._clock = clock
-        self._queue = AdmissionQueue(longest_first=settings.longest_first)
+        self._queue = AdmissionQueue(longest_first=settings.longest_first, by_prefix=self._pool.shares)
         self._answers: list[Answer] = []
         self._next_id = 0
         self._changed = True

@@ -9,7 +9,7 @@ full pages, which nobody writes again.  Those that nobody reads any more count a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from batchgen_beam.engine.paging import PageCounts, live_pages
@@ -279,28 +279,27 @@ class KVPool:
 
         There it has pages of its own alone.
         """
-        copies = self._move(sequence, (self._tables, self._device), (self._held, self._host))
+        copies = self._move(sequence, (self._tables, self._device), self._held, self.free_host,
+                            lambda group, number: self._host[group].take(number))
         self._prefixes.leave(self._shared.pop(sequence, []))
         return copies
 
     def restore(self, sequence: int) -> list[PageCopy]:
         """Move a sequence back to the device tier."""
-        return self._move(sequence, (self._held, self._host), (self._tables, self._device))
+        return self._move(sequence, (self._held, self._host), self._tables, self.free, self._take)
 
-    def _move(self, sequence: int, source: _Side, target: _Side) -> list[PageCopy]:
+    def _move(self, sequence: int, source: _Side, new_owners: _Owners, free: PageCounts,
+              take: Callable[[GroupKey, int], list[int]]) -> list[PageCopy]:
+        """From a tier to where `free` pages of each group can be had by `take`."""
         owners, tiers = source
-        new_owners, new_tiers = target
-        tables = owners[sequence]
-        for group, table in tables.items():
-            free = len(new_tiers[group].free) + (self._prefixes.idle if new_tiers is self._device else 0)
-            if len(table.pages) > free:
-                raise PoolExhausted(f"sequence {sequence} needs {len(table.pages)} pages of {group}, {free} free")
+        for (group, table), left in zip(owners[sequence].items(), free, strict=True):
+            if len(table.pages) > left:
+                raise PoolExhausted(f"sequence {sequence} needs {len(table.pages)} pages of {group}, {left} free")
         shared = len(self.shared(sequence))
         copies: list[PageCopy] = []
         moved: dict[GroupKey, _Table] = {}
         for group, table in owners.pop(sequence).items():
-            pages = self._take(group, len(table.pages)) if new_tiers is self._device else (
-                new_tiers[group].take(len(table.pages)))
+            pages = take(group, len(table.pages))
             copies += [PageCopy(group, old, new) for old, new in zip(table.pages, pages, strict=True)]
             tiers[group].give(table.pages[shared:])
             moved[group] = _Table(table.first, pages)
@@ -326,4 +325,5 @@ class KVPool:
                 assert self.table(sequence, group)[1][: len(prefix)] == [page.pages[index] for page in prefix]
 
 
-_Side = tuple[dict[int, dict[GroupKey, _Table]], dict[GroupKey, _Tier]]
+_Owners = dict[int, dict[GroupKey, _Table]]
+_Side = tuple[_Owners, dict[GroupKey, _Tier]]

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from batchgen_beam.errors import OptionError
-from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic, library
+from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, absence, arithmetic
 from batchgen_beam.kernels.native_set import HEAD_MULTIPLE, KERNELS_VERSION, NativeKernels
 from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
@@ -50,27 +50,28 @@ def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, thre
     """The kernel set for a model of these shapes.
 
     `kv_dtype` is one of `KV_DTYPES`, see `refuse_kv_dtype`.  `wanted` is `torch`, `native` (an `OptionError` says why
-    it can't be) or `auto`, which takes torch where native can't be.  `cache` is the folder in which the timing is
-    remembered.
+    it can't be) or `auto`, which takes torch where native can't be, and warns where the reason is the installation.
+    `cache` is the folder in which the timing is remembered.
     """
     refuse_kv_dtype(kv_dtype, shapes)
     kept = dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
-    if wanted == "torch":
-        return TorchKernels(dtype, kv_dtype=kept)
-    forced = _forced(dtype, environment)
-    reason = _hindrance(dtype, shapes)
+    asked = _asked(environment)
+    reason = "--kernels=torch asks for them" if wanted == "torch" else _hindrance(dtype, shapes)
     if reason is None:
-        return NativeKernels(dtype, forced or _path(dtype, cache), threads, kv_dtype=kept)
+        return NativeKernels(dtype, _forced(dtype, asked) or _path(dtype, cache), threads, kv_dtype=kept)
     if wanted == "native":
         raise OptionError(f"--kernels=native: {reason}; use --kernels=auto")
-    LOG.info("torch kernels: %s", reason)
+    unexpected = asked is not None or (wanted == "auto" and absence() is not None)
+    LOG.log(logging.WARNING if unexpected else logging.INFO, "torch kernels: %s%s", reason,
+            "" if asked is None else f"; {ISA}={asked} has no effect on them")
     return TorchKernels(dtype, kv_dtype=kept)
 
 
 def _hindrance(dtype: torch.dtype, shapes: ModelShapes) -> str | None:
     """Why the native set can't run the model here."""
-    if library() is None:
-        return "the native library is not in this installation; reinstall the package where a C++ compiler is"
+    missing = absence()
+    if missing is not None:
+        return missing
     if not _paths(dtype):
         return "this processor has none of the instruction paths " + ", ".join(PATHS)
     if not shapes.attention:
@@ -94,16 +95,23 @@ def _paths(dtype: torch.dtype, asked: str = "") -> list[str]:
             and arithmetic(path, half=dtype is torch.bfloat16) is not None]
 
 
-def _forced(dtype: torch.dtype, environment: Mapping[str, str]) -> str | None:
+def _asked(environment: Mapping[str, str]) -> str | None:
+    """The path that the environment names."""
     path = environment.get(ISA)
-    if not path:
+    if path and path not in PATHS:
+        raise OptionError(f"{ISA}={path} is no instruction path; give one of {', '.join(PATHS)}, or leave it out")
+    return path or None
+
+
+def _forced(dtype: torch.dtype, asked: str | None) -> str | None:
+    """The path that is asked for, where it computes in `dtype`; else a run takes its own highest path."""
+    if asked is None or (dtype is torch.float32 and asked in HALF_PATHS):
         return None
-    found = _paths(dtype, path)
-    other_dtype = dtype is torch.float32 and path in HALF_PATHS  # such a run takes its own highest path
-    if path not in PATHS or (found and path not in found and not other_dtype):
-        raise OptionError(f"{ISA}={path} is no instruction path of this machine; for {dtype} it has "
-                          f"{', '.join(found) or 'none'}")
-    return path if path in found else None
+    found = _paths(dtype, asked)
+    if asked not in found:
+        raise OptionError(f"{ISA}={asked} is no instruction path of this machine; for {dtype} it has "
+                          f"{', '.join(found)}")
+    return asked
 
 
 def _path(dtype: torch.dtype, cache: Path) -> str:
@@ -112,11 +120,17 @@ def _path(dtype: torch.dtype, cache: Path) -> str:
     if not set(TIMED) <= set(found):
         return found[-1]
     place = cache / f"kernel-path-{machine_digest()}.json"
+    return _known(place) or _remember(place, _faster(dtype))
+
+
+def _known(place: Path) -> str | None:
+    """The choice that is kept there; None where none is that can be read."""
     try:
-        known = json.loads(place.read_text())["path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        known = None
-    return known if known in TIMED else _remember(place, _faster(dtype))
+        kept = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return None
+    path = kept.get("path") if isinstance(kept, dict) else None
+    return path if path in TIMED else None
 
 
 def machine_digest() -> str:
@@ -146,8 +160,8 @@ def _faster(dtype: torch.dtype) -> str:
 
 
 def _remember(place: Path, path: str) -> str:
-    """Keep the choice; where another process was first, its choice counts.  A folder that can't be written is no fault:
-    the next process times again."""
+    """Keep the choice; where another process was first, its choice counts, and a broken file is replaced.  A folder
+    that can't be written is no fault: the next process times again."""
     partial = place.with_name(f".{place.name}-{uuid.uuid4().hex}.tmp")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -155,10 +169,10 @@ def _remember(place: Path, path: str) -> str:
         try:
             os.link(partial, place)
         except FileExistsError:
-            known = json.loads(place.read_text())["path"]
-            path = known if known in TIMED else path
+            if _known(place) is None:
+                os.replace(partial, place)
         finally:
-            partial.unlink()
-    except (OSError, ValueError, KeyError) as error:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
         LOG.info("the choice of an instruction path is not remembered: %s", error)
-    return path
+    return _known(place) or path

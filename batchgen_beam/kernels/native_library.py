@@ -7,16 +7,15 @@ know kernel sets, models or batches.
 from __future__ import annotations
 
 import ctypes
-import logging
+import platform
+import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
 
 __all__ = ["EMULATED_PATHS", "HALF_PATHS", "ON_REQUEST_PATHS", "PARTS", "PATHS", "Arithmetic", "Attention", "Batch",
-           "Cache", "Decoder", "DecoderLayer", "Expert", "Experts", "Result", "Sampling", "Weight", "arithmetic",
-           "library"]
-
-LOG = logging.getLogger(__name__)
+           "Cache", "Decoder", "DecoderLayer", "Expert", "Experts", "Result", "Sampling", "Weight", "absence",
+           "arithmetic", "library", "open_library"]
 
 INTERFACE = 5
 
@@ -135,49 +134,67 @@ _FALLIBLE = ("bg_linear", "bg_append_keys", "bg_append_values", "bg_attention", 
              "bg_run_experts", "bg_forward")
 """Functions that return whether they did their work."""
 
-_NO_MEMORY, _NO_THREAD = 1, 2
+_DONE, _NO_MEMORY, _NO_THREAD = 0, 1, 2
+
+_MACHINES = ("x86_64", "AMD64")
+"""What the processors are called that the library is built for."""
+
+_BUILD = "reinstall the package, or in a checkout run `python setup.py build_ext --inplace`, where a C++ compiler is"
 
 
 def _raise_fault(status: int, function: object, arguments: tuple[object, ...]) -> None:
     """What a call that could not do its work is in Python."""
-    del function, arguments
+    del arguments
     if status == _NO_MEMORY:
         raise MemoryError("the native kernels got no memory")
     if status == _NO_THREAD:
         raise RuntimeError("the native kernels could not start their threads; lower the number of threads")
+    if status != _DONE:
+        name = getattr(function, "__name__", function)
+        raise RuntimeError(f"the native kernels ended {name} with status {status}, which this release does not know")
 
 
-@cache
-def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built or is of another release."""
-    spec = find_spec("batchgen_beam.kernels._native")
-    if spec is None or spec.origin is None:
-        return None
-    found = _load(spec.origin)
-    if found is None:
-        return None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
-        if name in _FALLIBLE:
-            function.errcheck = _raise_fault
-    return found
+def open_library(place: str | None, system: str, machine: str) -> ctypes.CDLL | str:
+    """The library at `place` (None: there is none), or why it can't be used and what to do about that.
 
-
-def _load(place: str) -> ctypes.CDLL | None:
-    """The library at this place, or None, with a warning, where it is no library of this release."""
+    `system` and `machine` are the names of `sys.platform` and `platform.machine`.
+    """
+    if place is None:
+        if system != "linux" or machine not in _MACHINES:
+            return (f"the native kernels need Linux on x86-64, this is {system} on {machine}: torch is what there is "
+                    f"here, --kernels=torch asks for it by name")
+        return f"the native library was not built for this installation: {_BUILD}"
     try:
         found = ctypes.CDLL(place)
         interface = found.bg_interface()
+        if interface != INTERFACE:
+            return f"{place} has interface {interface}, this release needs {INTERFACE}: {_BUILD}"
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+            if name in _FALLIBLE:
+                function.errcheck = _raise_fault
     except (OSError, AttributeError) as error:
-        reason = f"can't be loaded ({error})"
-    else:
-        if interface == INTERFACE:
-            return found
-        reason = f"has interface {interface}, this release needs {INTERFACE}"
-    LOG.warning("the native kernels are not used: %s %s; reinstall the package, or build them again with "
-                "`python setup.py build_ext --inplace`", place, reason)
-    return None
+        return f"{place} can't be loaded ({error}): {_BUILD}"
+    return found
+
+
+@cache
+def _opened() -> ctypes.CDLL | str:
+    spec = find_spec("batchgen_beam.kernels._native")
+    return open_library(None if spec is None else spec.origin, sys.platform, platform.machine())
+
+
+def library() -> ctypes.CDLL | None:
+    """The library of this installation; None where it has none that can be used."""
+    found = _opened()
+    return None if isinstance(found, str) else found
+
+
+def absence() -> str | None:
+    """Why this installation has no library that can be used, and what to do about that; None where it has one."""
+    found = _opened()
+    return found if isinstance(found, str) else None
 
 
 def arithmetic(path: str, *, half: bool) -> int | None:

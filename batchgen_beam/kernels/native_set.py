@@ -8,6 +8,7 @@ their own, so lost pages are made again by prefill.  Does not know architectures
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,10 +76,12 @@ class NativeKernels:
         self._seconds = (ctypes.c_double * len(native.PARTS))()
 
     def facts(self) -> Mapping[str, object]:
-        """What decides the bits, those of torch's part in rotation tables included; not the number of threads."""
+        """What decides the bits, those of torch's part in rotation tables included, and the C library's in
+        log-probabilities; not the number of threads."""
         return {"kernels": self.name, "device": "cpu", "path": self.path, "version": KERNELS_VERSION,
                 "dtype": str(self.dtype).removeprefix("torch."), **kv_facts(self.dtype, self.kv_dtype),
-                "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
+                "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(),
+                "libc": " ".join(platform.libc_ver())}
 
     def seconds(self) -> Mapping[str, float]:
         """Of all fused passes so far, by part, as the first thread saw them."""
@@ -198,6 +201,8 @@ class NativeKernels:
         (spec, key_cache), (value_spec, value_cache) = keys, values
         if value_cache is key_cache:
             raise ValueError("the native kernel set keeps keys and values apart")
+        if not scale > 0:
+            raise ValueError(f"the native kernel set scales scores by a number above 0, not by {scale}")
         assert spec.is_scaled == value_spec.is_scaled, "keys and values lie in pages of one form"
         tokens, heads, size = q_THd.shape
         self.fits(size)

@@ -9,6 +9,7 @@ Does not know architectures, sequences or scheduling.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -71,6 +72,7 @@ class TorchKernels:
             "capability": self._capability(),
             "version": KERNELS_VERSION,
             "torch": torch.__version__,
+            "libc": " ".join(platform.libc_ver()),
             "threads": torch.get_num_threads(),
             "dtype": str(self.dtype).removeprefix("torch."),
             **kv_facts(self.dtype, self.kv_dtype),

@@ -27,12 +27,12 @@ from batchgen_beam.text.prepare import Preparer
 from batchgen_beam.transforms.engine_loader import LoadedEngine, load_engine
 from batchgen_beam.transforms.lane_intake import LaneIntake
 from batchgen_beam.transforms.leaving import HOLDERS
-from batchgen_beam.transforms.memory import default_kv_memory
 from batchgen_beam.transforms.metrics import ENGINE_WORK, Tally
 from batchgen_beam.transforms.model_folder import ModelFolder, ModelSource
 from batchgen_beam.transforms.progress_files import ProgressSample, ProgressWriter
 from batchgen_beam.transforms.recording import EngineRecorder, JournalPlace
 from batchgen_beam.transforms.replays import LaneReplays
+from batchgen_beam.transforms.resources import available_cores, default_kv_memory
 from batchgen_beam.transforms.wording import Wording
 
 __all__ = ["EngineHost", "HostHandle", "HostSettings", "ProcessHost"]
@@ -68,7 +68,7 @@ class HostSettings:
 
     def engine_settings(self) -> EngineSettings:
         """The engine's settings on this machine, nothing left open."""
-        cores = max(1, len(os.sched_getaffinity(0)) // self.processes)
+        cores = max(1, available_cores() // self.processes)
         return replace(self.engine, threads=self.engine.threads or cores,
                        kv_memory=self.engine.kv_memory or default_kv_memory(self.processes))
 

@@ -11,35 +11,19 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-import torch
-
-from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.engine.engine import Engine
-from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.errors import OptionError
-from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.models.interface import BatchView, KernelSet, Model, Scores
 from batchgen_beam.records import Failure, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import PAGE_TOKENS, EngineSettings
-from batchgen_beam.transforms.model_shapes import model_shapes
-from batchgen_beam.weights.loader import load_model
+from batchgen_beam.transforms.timed_engine import formats_of, timed_engine
 
-__all__ = ["STEPS", "StepTime", "load_timed", "measure_prompts", "measure_steps"]
+__all__ = ["STEPS", "StepTime", "measure_prompts", "measure_steps"]
 
 STEPS = 16
 PROMPT_TOKENS = 512
-
-
-def load_timed(folder: Path, *, dtype: str, kv_dtype: str, kernels: str, threads: int,
-               cache: Path) -> tuple[Model, KernelSet]:
-    """A model and the kernel set that it runs on; fixes the threads of this process."""
-    torch.set_num_threads(threads)
-    found = choose_kernels(getattr(torch, dtype), model_shapes(load_config(str(folder))), wanted=kernels,
-                           threads=threads, cache=cache, kv_dtype=kv_dtype)
-    return load_model(folder, found), found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +44,8 @@ def measure_steps(model: Model, kernels: KernelSet, rows: int, *, context: int, 
                   attention_batch: int = 0, expert_batch: int = 0) -> StepTime:
     """Decode `steps` tokens of `rows` rows that end at `context` tokens, which is more than `steps` + 1.
 
-    `attention_batch` and `expert_batch` as in `EngineSettings`.  `OptionError` where the model does not take so long a context.
+    `attention_batch` and `expert_batch` as in `EngineSettings`.  `OptionError` where the model does not take so long a
+    context.
     """
     if not steps + 1 < context <= model.context_limit - PAGE_TOKENS:
         raise OptionError(f"--context must be between {steps + 2} and {model.context_limit - PAGE_TOKENS} for this "
@@ -115,12 +100,11 @@ class _TimedModel:
 def _engine(model: Model, kernels: KernelSet, rows: int, context: int, *, step_tokens: int,
             attention_batch: int = 0, expert_batch: int = 0) -> tuple[Engine, _TimedModel]:
     timed = _TimedModel(model)
-    dtype, kept = (str(one).removeprefix("torch.") for one in (kernels.dtype, kernels.kv_dtype))
-    settings = EngineSettings(dtype=dtype, kv_dtype="auto" if kept == dtype else kept, max_rows=rows, kv_memory=1 << 44,
+    dtype, kv_dtype = formats_of(kernels)
+    settings = EngineSettings(dtype=dtype, kv_dtype=kv_dtype, max_rows=rows, kv_memory=1 << 44,
                               max_context=context + PAGE_TOKENS, step_tokens=step_tokens, prefill_chunk=0,
                               prefix_sharing=False, attention_batch=attention_batch, expert_batch=expert_batch)
-    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
-    return Engine(cast(Model, timed), kernels, settings, facts), timed
+    return timed_engine(cast(Model, timed), kernels, settings), timed
 
 
 def _prompts(rows: int, length: int, max_tokens: int, vocabulary: int) -> Iterator[Prompt]:

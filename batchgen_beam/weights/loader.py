@@ -33,7 +33,7 @@ from batchgen_beam.models.llama import LlamaModel
 from batchgen_beam.models.mixtral import MixtralModel
 from batchgen_beam.models.parameters import TensorSource
 from batchgen_beam.models.qwen3_moe import Qwen3MoeModel
-from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
+from batchgen_beam.weights.checkpoint import check_checkpoint
 from batchgen_beam.weights.headers import TensorFacts
 from batchgen_beam.weights.parameter import Cut, Parameter
 from batchgen_beam.weights.quantized_reader import read_quantized, read_quantized_expert

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from batchgen_beam.transforms.resources import available_cores
 from benchmarks.race import environments, model_forms
 from benchmarks.race.bound import bound, shapes_of
 from benchmarks.race.engines import ENGINES, PEERS, Engine, engines
@@ -188,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     making = commands.add_parser("setup", help="make the peers' environments")
     making.add_argument("--peers", default=",".join(PEERS))
-    making.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at once")
+    making.add_argument("--jobs", type=int, default=available_cores(), help="compilers at once")
     making.set_defaults(call=setup)
     running = commands.add_parser("run", help="race on one workload")
     running.add_argument("--workload", required=True, help=f"a JSONL file, or one of {', '.join(NAMES)}")
@@ -203,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--active-rows", type=int, help="rows at once (256; for W4 128)")
     running.add_argument("--kv-gib", type=int, default=2, help="memory for keys and values")
     running.add_argument("--warm-gib", type=int, default=6, help="memory that is touched before each process")
-    running.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    running.add_argument("--threads", type=int, default=available_cores())
     running.add_argument("--limit", type=float, default=900, help="seconds of one process")
     running.add_argument("--roofline", action=argparse.BooleanOptionalAction, default=True)
     running.set_defaults(call=run)

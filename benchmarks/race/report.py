@@ -139,9 +139,10 @@ def markdown(races: Sequence[Race]) -> str:
     for race in races:
         for figures in summary(race):
             facts = figures.get("facts", {})
-            words = (f"{key} {facts[key]}" for key in ("openvino_genai", "vllm", "llama_cpp", "transformers", "torch")
-                     if key in facts)
-            versions.setdefault(figures["engine"], ", ".join(words))
+            words = [f"{key} {facts[key]}" for key in ("openvino_genai", "vllm", "llama_cpp", "transformers", "torch")
+                     if key in facts]
+            if words:
+                versions.setdefault(figures["engine"], ", ".join(words))
     text = "\n".join(line for race in races for line in (*lines_of(race), ""))
-    listed = "\n".join(f"- {name}: {words}" for name, words in versions.items() if words)
+    listed = "\n".join(f"- {name}: {words}" for name, words in versions.items())
     return f"{text}\n{listed}\n" if listed else f"{text}\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race.engines import Engine, engine
-from benchmarks.race.process import Conditions, run_engine
+from benchmarks.race.process import ROOT, Conditions, run_engine
 from benchmarks.race.watch import Sample, usage
 from benchmarks.race.workloads import Row, Workload
 from tests.weights.tiny_checkpoint import tensors, write_single
@@ -92,6 +94,16 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_memory_is_touched_by_another_process() -> None:
+    """One that really has so much in memory at once, and is gone afterwards."""
+    program = ("import resource; from benchmarks.race.process import warm_memory; warm_memory(1); "
+               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, "
+               "int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize() >> 10)")
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT)
+    touched, kept = map(int, done.stdout.split())
+    assert kept < 1 << 20 <= touched  # KiB
 
 
 def test_usage_is_what_others_used_within_the_window() -> None:

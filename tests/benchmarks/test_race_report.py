@@ -88,6 +88,13 @@ def test_tables_of_several_races_from_their_files(race: dict[str, Any], tmp_path
     assert text.count("- openvino: openvino_genai 2026.4.1.0") == 1
 
 
+def test_versions_come_from_the_first_race_that_knows_them(race: dict[str, Any]) -> None:
+    """An engine that only failed in one race still has its version from another."""
+    other = {**race, "runs": [record("ours", 0, 10.0), record("llama_cpp", 0, 30.0, facts={"llama_cpp": "b42"})]}
+    for races in ([race, other], [other, race]):
+        assert markdown(races).count("- llama_cpp: llama_cpp b42\n") == 1
+
+
 def test_without_rates_there_is_no_share(race: dict[str, Any]) -> None:
     """A race without a roofline still has its table."""
     short = {key: value for key, value in race.items() if key not in ("roofline", "bound")}

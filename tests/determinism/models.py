@@ -29,11 +29,15 @@ def native_kernels(dtype: torch.dtype, *, threads: int = 2, kv_dtype: torch.dtyp
     return native(dtype, HIGHEST[dtype], threads, kv_dtype=kv_dtype)
 
 
+TINY = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=4,
+                   num_key_value_heads=2, max_position_embeddings=CONTEXT)
+"""Grouped heads, K = 1,536 in one product, since that is where kernels differ by batch size."""
+
+
 def tiny_llama(kernels: KernelSet) -> LlamaModel:
-    """A random Llama: grouped heads, K = 1,536 in one product, since that is where kernels differ by batch size."""
-    hidden, width, heads, kv_heads, size, vocabulary = 128, 1536, 4, 2, 32, 512
-    config = LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=width, num_hidden_layers=2,
-                         num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=CONTEXT)
+    """A random Llama."""
+    hidden, width, vocabulary = TINY.hidden_size, TINY.intermediate_size, TINY.vocab_size
+    heads, kv_heads, size = TINY.num_attention_heads, TINY.num_key_value_heads, 32
     generator = torch.Generator().manual_seed(3)
     sizes = {"q": (heads * size, hidden), "k": (kv_heads * size, hidden), "v": (kv_heads * size, hidden),
              "o": (hidden, heads * size), "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width),
@@ -46,7 +50,7 @@ def tiny_llama(kernels: KernelSet) -> LlamaModel:
         rows, columns = sizes[part]
         return torch.randn(rows, columns, generator=generator) * columns**-0.5 * 1.3
 
-    return LlamaModel(config, get, kernels)
+    return LlamaModel(TINY, get, kernels)
 
 
 def rows(count: int, vocabulary: int, *, longest: int, new_tokens: int) -> list[Prompt]:

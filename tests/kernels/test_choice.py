@@ -85,12 +85,35 @@ def test_keys_and_values_are_kept_as_the_flag_says(tmp_path: Path) -> None:
         choose_kernels(torch.bfloat16, none, wanted="auto", threads=2, cache=tmp_path, kv_dtype="int8")
 
 
-def test_without_the_library_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation without a compiler: torch, or a refusal that says what to do."""
-    monkeypatch.setattr(choice, "library", lambda: None)
-    assert chosen(tmp_path).name == "torch"
-    with pytest.raises(OptionError, match="reinstall the package where a C\\+\\+ compiler is"):
+def told(caplog: pytest.LogCaptureFixture, cache: Path, model: ModelShapes | None = None,
+         **keys: Any) -> list[tuple[str, str]]:
+    """Levels and texts of what is said while torch is chosen."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert chosen(cache, model, **keys).name == "torch"
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_without_the_library_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            caplog: pytest.LogCaptureFixture) -> None:
+    """One warning with the library's reason and remedy, or a refusal with both; who asks for torch is not warned."""
+    monkeypatch.setattr(choice, "absence", lambda: "there is no library: build it")
+    assert told(caplog, tmp_path) == [("WARNING", "torch kernels: there is no library: build it")]
+    assert [level for level, _ in told(caplog, tmp_path, wanted="torch")] == ["INFO"]
+    with pytest.raises(OptionError, match=r"^--kernels=native: there is no library: build it; use --kernels=auto$"):
         chosen(tmp_path, wanted="native")
+
+
+def test_a_path_for_kernels_that_have_none_is_said_to_do_nothing(tmp_path: Path,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
+    """Whether torch is asked for or the model asks for it: a warning by the variable's name."""
+    none = f"; {ISA}={HERE[0]} has no effect on them"
+    assert told(caplog, tmp_path, wanted="torch", isa=HERE[0]) == [
+        ("WARNING", f"torch kernels: --kernels=torch asks for them{none}")]
+    ((level, text),) = told(caplog, tmp_path, special(sinks=True), isa=HERE[0])
+    assert level == "WARNING"
+    assert text.endswith(none)
+    assert [level for level, _ in told(caplog, tmp_path, special(sinks=True))] == ["INFO"]
 
 
 def path_of(kernels: KernelSet) -> str:
@@ -106,10 +129,19 @@ def test_the_environment_forces_a_path(tmp_path: Path, path: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_path_is_refused(tmp_path: Path) -> None:
-    """By the variable's name, with what there is unasked."""
-    with pytest.raises(OptionError, match=f"{ISA}=amx9 is no instruction path of this machine.*{COMMON[-1]}$"):
-        chosen(tmp_path, isa="amx9")
+@pytest.mark.parametrize("wanted", ["auto", "native", "torch"])
+@pytest.mark.parametrize("model", [shapes(), special(sinks=True)], ids=["native", "torch"])
+def test_an_unknown_path_is_refused(tmp_path: Path, wanted: str, model: ModelShapes) -> None:
+    """By the variable's name, with those that there are, whatever would compute."""
+    with pytest.raises(OptionError, match=f"{ISA}=amx9 is no instruction path; give one of {', '.join(PATHS)}"):
+        chosen(tmp_path, model, wanted=wanted, isa="amx9")
+
+
+def test_a_path_that_this_machine_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it has unasked."""
+    monkeypatch.setattr(choice, "arithmetic", lambda path, half: path == HERE[0] or None)
+    with pytest.raises(OptionError, match=f"{ISA}={PATHS[-1]} is no instruction path of this machine; .*{HERE[0]}$"):
+        chosen(tmp_path, isa=PATHS[-1])
 
 
 def test_a_path_of_bfloat16_alone_leaves_float32_its_own(tmp_path: Path) -> None:
@@ -153,8 +185,21 @@ def test_the_timing_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     other = next(path for path in TIMED if path != first)
     monkeypatch.setattr(choice, "_faster", lambda dtype: other)
     assert path_of(chosen(tmp_path / "cache")) == first
-    kept.write_text("torn")
-    assert path_of(chosen(tmp_path / "cache")) == other
+
+
+@pytest.mark.skipif(not set(TIMED) <= set(HERE), reason="this machine has only one of the paths that are timed")
+@pytest.mark.parametrize("broken", [b"torn", b"", b"[]", b"null", b"7", b'{"path": 7}', b'{"path": ["avx512"]}',
+                                    b'{"path": {}}', b'{"path": "avx2"}', b'{}', b"\xff\xfe"])
+def test_a_broken_choice_is_made_again_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bytes) -> None:
+    """What can't be read is no choice: the file is replaced, so that the next timing is not asked again."""
+    chosen(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(broken)
+    for faster in TIMED:
+        monkeypatch.setattr(choice, "_faster", lambda dtype, faster=faster: faster)
+        assert path_of(chosen(tmp_path)) == TIMED[0]
+    assert json.loads(kept.read_text()) == {"path": TIMED[0]}
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 @pytest.mark.skipif(not set(TIMED) <= set(HERE), reason="this machine has only one of the paths that are timed")

@@ -1,8 +1,11 @@
-"""Laws of every call into the native library, whatever it computes: the caller's thread counts for nothing."""
+"""Laws of every call into the native library, whatever it computes: the caller's thread counts for nothing, and a call
+over nothing does nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +13,12 @@ from torch import Tensor
 
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.models.interface import CacheKind, CacheSpec, GroupKey
+from batchgen_beam.weights.loader import load_model
 from tests.kernels.sets import EMULATED, NATIVE, NEEDS_NATIVE, native
 from tests.kernels.test_torch_set import normal
 from tests.kernels.views import PAGE, tables, view
+from tests.models.paged import PagedRun
+from tests.models.tiny_llama import TINIES, make_reference
 
 pytestmark = NEEDS_NATIVE
 EACH = pytest.mark.parametrize(("dtype", "path"), NATIVE + EMULATED)
@@ -86,3 +92,35 @@ def test_the_comparison_is_of_subnormal_results(dtype: torch.dtype, path: str) -
     """Where float32 adds up, products of subnormal values are such values; other units take them for zeros always."""
     found = operations(native(dtype, path))()
     assert 0 < found["head"].abs().max() < 1e-36
+
+
+@pytest.mark.parametrize(("dtype", "path"), NATIVE)
+def test_a_pass_over_no_tokens_gives_no_scores(dtype: torch.dtype, path: str, tmp_path: Path) -> None:
+    """Nothing is computed and no page is written; the next pass is as if there had been none."""
+    make_reference(TINIES["plain"], tmp_path / "model")
+    kernels = native(dtype, path, 2)
+    model = load_model(tmp_path / "model", kernels)
+    run = PagedRun(model, kernels, page_tokens=PAGE)
+    batch = run.view([("a", [5, 6, 7])], torch.arange(3))
+    before = [cache.clone() for layer in run.caches for cache in layer.values()]
+    found = model.forward(replace(
+        batch, token_ids_T=batch.token_ids_T[:0], positions_T=batch.positions_T[:0], row_T=batch.row_T[:0],
+        offsets_R1=torch.zeros(1, dtype=torch.int64), wanted_W=batch.wanted_W[:0], whole_W=batch.whole_W[:0],
+        page_tables={group: table[:0] for group, table in batch.page_tables.items()}))
+    assert found.logits_LV.shape == (0, model.vocab_size)
+    caches = [cache for layer in run.caches for cache in layer.values()]
+    assert all(torch.equal(old, new) for old, new in zip(before, caches, strict=True))
+    fresh = PagedRun(model, kernels, page_tokens=PAGE).forward(("a", [5, 6, 7]), every=True)
+    assert torch.equal(model.forward(batch).logits_LV, fresh)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.25, float("nan")])
+def test_scores_are_scaled_by_a_number_above_zero(scale: float) -> None:
+    """Shares are found by the greatest score before it is scaled: any other number is refused by its value."""
+    dtype, path = NATIVE[0]
+    kernels = native(dtype, path)
+    spec = CacheSpec(name="k", kind=CacheKind.PAGED, shape=(1, 16), dtype=dtype)
+    batch = view([range(1)], tables([1], torch.Generator().manual_seed(1)), spec.group)
+    caches = [(replace(spec, name=name), kernels.allocate(spec, 2, PAGE)) for name in "kv"]
+    with pytest.raises(ValueError, match=f"a number above 0, not by {scale}"):
+        kernels.attention(normal(1, 2, 16, dtype=dtype), *caches, batch, scale)

@@ -6,8 +6,11 @@ Attention's laws are in `test_paged_attention`, which runs for every set.
 from __future__ import annotations
 
 import multiprocessing
+import platform
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -308,6 +311,17 @@ def _forked_child(found: multiprocessing.SimpleQueue[list[float]]) -> None:
     _product(found)
 
 
+def in_a_fork(child: Callable[[Any], None]) -> Any:
+    """What a forked child puts into its queue."""
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+    process = context.Process(target=child, args=(found,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return found.get()
+
+
 def _product(found: multiprocessing.SimpleQueue[list[float]]) -> None:
     dtype, path = NATIVE[0]
     kernels = native(dtype, path, 2)
@@ -319,13 +333,7 @@ def test_threads_survive_a_fork() -> None:
     """A forked child has none of its parent's threads: it makes its own and gets the same bits."""
     here: multiprocessing.SimpleQueue[list[float]] = multiprocessing.SimpleQueue()
     _product(here)
-    context = multiprocessing.get_context("fork")
-    there = context.SimpleQueue()
-    process = context.Process(target=_forked_child, args=(there,))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 0
-    assert there.get() == here.get()
+    assert in_a_fork(_forked_child) == here.get()
 
 
 def _starved_child(found: multiprocessing.SimpleQueue[tuple[str, bool]]) -> None:
@@ -352,13 +360,7 @@ def _starved_child(found: multiprocessing.SimpleQueue[tuple[str, bool]]) -> None
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_threads_that_can_not_be_had_are_an_error() -> None:
     """The call raises and says what to do; once there is room, the same set gets the right bits."""
-    context = multiprocessing.get_context("fork")
-    there = context.SimpleQueue()
-    process = context.Process(target=_starved_child, args=(there,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    message, same = there.get()
+    message, same = in_a_fork(_starved_child)
     assert "lower the number of threads" in message
     assert same
 
@@ -381,8 +383,10 @@ def test_bad_shapes_are_refused_by_name() -> None:
 
 
 def test_facts_name_what_decides_the_bits() -> None:
-    """Path and dtype are part of the numeric print; threads are not, for they change no bit."""
+    """Path, dtype and the C library, whose `exp` and `log` make log-probabilities, are part of the numeric print;
+    threads are not, for they change no bit."""
     dtype, path = NATIVE[0]
     facts = native(dtype, path).facts()
     assert facts == native(dtype, path, 3).facts()
     assert {"kernels", "path", "version", "dtype", "torch"} <= facts.keys()
+    assert facts["libc"] == " ".join(platform.libc_ver())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -155,6 +156,7 @@ def test_facts_name_what_decides_the_bits() -> None:
     facts = TorchKernels(torch.bfloat16).facts()
     assert {"device", "capability", "torch", "threads", "tile_rows", "dtype", "gemm"} <= facts.keys()
     assert facts["tile_rows"] == 32
+    assert facts["libc"] == " ".join(platform.libc_ver())
     assert TorchKernels(torch.float32).facts() != facts
     assert TorchKernels(torch.bfloat16, tile_rows=None).facts() != facts
 

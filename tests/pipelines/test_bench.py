@@ -12,8 +12,7 @@ from batchgen_beam.kernels.native_library import PARTS
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.pipelines.main import OK, USER_ERROR, main
 from batchgen_beam.text.fake_folder import write_fake_folder
-from batchgen_beam.transforms import step_times
-from batchgen_beam.weights.loader import load_model
+from batchgen_beam.transforms.timed_engine import formats_of
 from tests.faults.job import write_tiny_model
 from tests.kernels.sets import NEEDS_NATIVE
 
@@ -50,8 +49,7 @@ def test_what_keys_and_values_are_kept_in_is_told(tmp_path: Path, capsys: pytest
     assert float(two[1]) > 0
     assert prompts[0] == "prompts:"
     kernels = TorchKernels(torch.float32, kv_dtype=None if kv_dtype == "auto" else torch.int8)
-    engine, _ = step_times._engine(load_model(model, kernels), kernels, 2, 80, step_tokens=64)
-    assert (engine.settings.dtype, engine.settings.kv_dtype) == ("float32", kv_dtype)
+    assert formats_of(kernels) == ("float32", kv_dtype)
 
 
 @NEEDS_NATIVE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,17 +119,22 @@ def test_an_interrupted_run_ends_with_130(place: Path, number: signal.Signals) -
     assert not (place / output / "_SUCCESS").exists()
 
 
-def test_a_signal_before_the_job_begins_ends_with_130(place: Path) -> None:
-    """While the libraries are still being imported, too."""
-    process = command(run_flags("good/*.parquet", Path("out-early"), place / "model"), place)
+def demand_130(process: subprocess.Popen[str], wait: Callable[[], object]) -> None:
+    """Once `wait` is over, a signal ends the command soon, with one word about it."""
     try:
-        time.sleep(1.5)
+        wait()
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
     finally:
         process.kill()
     assert process.returncode == 130, err
     assert err.count("interrupted") == 1
+
+
+def test_a_signal_before_the_job_begins_ends_with_130(place: Path) -> None:
+    """While the libraries are still being imported, too."""
+    process = command(run_flags("good/*.parquet", Path("out-early"), place / "model"), place)
+    demand_130(process, lambda: time.sleep(1.5))
     assert not (place / "out-early").exists()
 
 
@@ -137,14 +143,7 @@ def test_a_signal_while_worker_processes_start_ends_with_130(place: Path) -> Non
     """Beam waits for them without limit; the command does not."""
     process = command(run_flags("long/*.parquet", Path("out-workers"), place / "endless", "--progress-interval=0.5",
                                 "--direct_running_mode=multi_processing", "--direct_num_workers=2"), place)
-    try:
-        read_until(process, "[2 s]")
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert err.count("interrupted") == 1
+    demand_130(process, lambda: read_until(process, "[2 s]"))
 
 
 def test_nobody_needs_to_read_the_summary(ended: dict[str, Ended], place: Path) -> None:

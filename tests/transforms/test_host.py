@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import threading
 import time
@@ -15,8 +14,8 @@ import pytest
 from batchgen_beam.errors import EngineError, OptionError
 from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms.host import ProcessHost
-from batchgen_beam.transforms.memory import available_memory, default_kv_memory
 from batchgen_beam.transforms.progress_files import read_samples
+from batchgen_beam.transforms.resources import available_cores
 from tests.support.hosting import host_handle, input_row, make_prompt
 
 pytestmark = pytest.mark.timeout(60)
@@ -106,21 +105,6 @@ def test_numeric_print_tells_the_arithmetic(folder: Path) -> None:
     assert len({numeric(), numeric(dtype="bfloat16"), numeric(threads=2)}) == 3
 
 
-def test_kv_memory_by_default_is_a_share_of_what_is_free(tmp_path: Path) -> None:
-    """A quarter, divided among the processes of the host; a control group's limit counts."""
-    assert default_kv_memory(2, 8 << 30) == 1 << 30
-    assert default_kv_memory(1, 0) == 1
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert available_memory(tmp_path) == 3000
-    (tmp_path / "memory.stat").write_text("anon 1500\ninactive_file 400\n")
-    assert available_memory(tmp_path) == 3400
-    (tmp_path / "meminfo").write_text("MemFree:  1 kB\nMemAvailable:  3 kB\n")
-    assert available_memory(tmp_path, tmp_path / "meminfo") == 3 << 10
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path) > 3400
-
-
 def test_two_runs_in_one_process_have_their_own_engines(folder: Path) -> None:
     """A handle made anew is another run: nothing of the former is found in it."""
     one, other = host_handle(folder), host_handle(folder)
@@ -134,7 +118,7 @@ def test_processes_of_a_machine_divide_its_cores_and_memory(folder: Path) -> Non
     shared = replace(host_handle(folder, threads=0, kv_memory=0).settings, processes=10_000)
     alone = replace(shared, processes=1)
     assert shared.engine_settings().threads == 1
-    assert alone.engine_settings().threads == len(os.sched_getaffinity(0))
+    assert alone.engine_settings().threads == available_cores()
     assert 0 < shared.engine_settings().kv_memory < alone.engine_settings().kv_memory
     said = replace(host_handle(folder, threads=3, kv_memory=1 << 20).settings, processes=2).engine_settings()
     assert (said.threads, said.kv_memory) == (3, 1 << 20)

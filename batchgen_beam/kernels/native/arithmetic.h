@@ -11,11 +11,12 @@
 
 namespace batchgen {
 
-constexpr int PANEL = 32;  // outputs of one panel
-constexpr int PAGE = 64;   // tokens of one KV page
-constexpr int BLOCK = 256; // logits that are looked at together
-constexpr int SCORES = 16; // floats for each key of a page: the scores and shares of the lines that go by together
-constexpr int SLACK = 16;  // values behind the last one that `gather` may overwrite
+constexpr int PANEL = 32;      // outputs of one panel
+constexpr int MOST_ROWS = 32;  // of one `product` of any path
+constexpr int PAGE = 64;       // tokens of one KV page
+constexpr int BLOCK = 256;     // logits that are looked at together
+constexpr int SCORES = 16;     // floats for each key of a page: the scores and shares of the lines that go by together
+constexpr int SLACK = 16;      // values behind the last one that `gather` may overwrite
 
 // The tokens of one row that one task attends for, in one KV head.  Line = token x query head of the group.
 struct Queries {
@@ -61,7 +62,7 @@ struct Best {
 };
 
 struct Arithmetic {
-  int rows;                // greatest number of rows of one `product`
+  int rows;                // greatest number of rows of one `product`, at most MOST_ROWS
   int pair;                // inputs that lie together in a panel
   int item;                // bytes of one value
 

@@ -284,6 +284,7 @@ class Pass {
 
 void forward(const Arithmetic& a, int threads, const bg_decoder& decoder, const bg_batch& batch,
              const bg_cache* caches, const bg_result& result, double* seconds) {
+  if (!batch.tokens) return;
   thread_local Buffers<8> buffers;
   Pass pass(a, decoder, batch, caches, result, seconds, buffers, threads);
   run_team(threads, [&](Team& team, int thread) { pass.run(team, thread); });

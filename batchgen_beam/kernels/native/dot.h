@@ -1,47 +1,25 @@
-// How one step of a dot product is done where there is no instruction for pairs of bfloat16: widen, two steps; and how
-// values are added up by their shares.  Included by a path after its vectors; the path says how many rows and lines fit
+// How one step of a dot product is done where there is no instruction for pairs of bfloat16: widen, two steps; and one
+// of adding up values by their shares.  Included by a path after its vectors; the path says how many rows and lines fit
 // into its registers.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "arithmetic.h"
-#include "near.h"
-
 namespace {
 
-// Shares of values in float32, one token at a time.
+// Shares of values in float32, one token at a time: see `mix.h`.
 template <class S> struct FloatShares {
   using Share = float;
+  using Value = Vec;
   static constexpr int TOKENS = 1;
 
-  // sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.
-  template <int L, int V>
-  static void mix(const float* shares, int begin, int end, const S* values, int64_t size, float* const* sums,
-                  const S* ahead) {
-    Vec acc[L][V];
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++)
+  template <int V> static void tokens(const S* values, int64_t, int, int, Value* value) {
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) acc[l][v] = load(sums[l] + v * LANES);
-    for (int t = begin; t < end; t++) {
-      if (ahead) fetch(ahead + t * size, size * sizeof(S));
-      Vec value[V];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) value[v] = load(values + t * size + v * LANES);
-#pragma GCC unroll 8
-      for (int l = 0; l < L; l++) {
-        const Vec share = set1(shares[l * batchgen::PAGE + t]);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) acc[l][v] = fma(share, value[v], acc[l][v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) store(sums[l] + v * LANES, acc[l][v]);
+    for (int v = 0; v < V; v++) value[v] = load(values + v * LANES);
   }
+  static Vec share(const Share* p) { return set1(*p); }
+  static Vec mixed(Vec sum, Vec share, Vec value) { return fma(share, value, sum); }
 };
 
 template <int MOST_ROWS, int MOST_LINES> struct FloatDot : FloatShares<float> {

@@ -9,6 +9,7 @@
 #include <initializer_list>
 
 #include "arithmetic.h"
+#include "mix.h"
 
 namespace {
 
@@ -274,10 +275,10 @@ void mix_wide(const Share<S>* shares, int begin, int end, const S* values, int64
   for (int64_t d = 0; d < size; d += 4 * LANES, ahead = nullptr) {
     for (int l = 0; l < L; l++) at[l] = sums[l] + d;
     switch (size - d < 4 * LANES ? (size - d) / LANES : 4) {
-      case 1: Dot<S>::template mix<L, 1>(shares, begin, end, values + d, size, at, ahead); break;
-      case 2: Dot<S>::template mix<L, 2>(shares, begin, end, values + d, size, at, ahead); break;
-      case 3: Dot<S>::template mix<L, 3>(shares, begin, end, values + d, size, at, ahead); break;
-      default: Dot<S>::template mix<L, 4>(shares, begin, end, values + d, size, at, ahead);
+      case 1: mix<Dot<S>, L, 1>(shares, begin, end, values + d, size, at, ahead); break;
+      case 2: mix<Dot<S>, L, 2>(shares, begin, end, values + d, size, at, ahead); break;
+      case 3: mix<Dot<S>, L, 3>(shares, begin, end, values + d, size, at, ahead); break;
+      default: mix<Dot<S>, L, 4>(shares, begin, end, values + d, size, at, ahead);
     }
   }
 }
@@ -439,6 +440,7 @@ template <class S> void attend(const Queries& of, void* scratch) {
 namespace {
 
 template <class S> const Arithmetic* arithmetic() {
+  static_assert(Dot<S>::ROWS <= batchgen::MOST_ROWS);
   static const Arithmetic table = {
       Dot<S>::ROWS, PAIR<S>, static_cast<int>(sizeof(S)), product<S>, keep<S>, add_to<S>, gate<S>, activate<S>,
       weigh,        best,

@@ -70,6 +70,7 @@ void tile_product(const void* a, int64_t stride, int rows, const void* panel, in
 
 template <class Tiles> Arithmetic with_tiles() {
   Arithmetic found = *arithmetic<uint16_t>();
+  static_assert(2 * TILE_ROWS <= batchgen::MOST_ROWS);
   found.rows = 2 * TILE_ROWS;
   found.product = tile_product<Tiles>;
   return found;

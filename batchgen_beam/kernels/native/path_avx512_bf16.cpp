@@ -3,9 +3,6 @@
 
 #include <cstring>
 
-#include "arithmetic.h"
-#include "near.h"
-
 namespace {
 
 template <class S> struct Dot;
@@ -21,34 +18,15 @@ template <> struct Dot<uint16_t> {
   static Vec step(Vec sum, Weight x, Weight w) { return _mm512_dpbf16_ps(sum, x, w); }
 
   using Share = uint16_t;
+  using Value = Weight;
   static constexpr int TOKENS = 2;
 
-  // sums[l] += shares[l][t] * values[t] for t in [begin, end), in ascending order, for V vectors of each line.  Tokens
-  // go in pairs, an even one and the next; one of a pair that is outside counts as zeros, whatever its memory holds.
-  template <int L, int V>
-  static void mix(const Share* shares, int begin, int end, const uint16_t* values, int64_t size, float* const* sums,
-                  const uint16_t* ahead) {
-    Vec acc[L][V];
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) acc[l][v] = load(sums[l] + v * LANES);
-    for (int t = begin & ~1; t < end; t += 2) {
-      if (ahead) fetch(ahead + t * size, 2 * size * sizeof(Share));
-      Weight pair[V];
-      pairs<V>(values + t * size, values + (t + 1) * size, t >= begin, t + 1 < end, pair);
-#pragma GCC unroll 8
-      for (int l = 0; l < L; l++) {
-        const Weight share = value(shares + l * batchgen::PAGE + t);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) acc[l][v] = step(acc[l][v], share, pair[v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) store(sums[l] + v * LANES, acc[l][v]);
+  // A token of the pair that is outside counts as zeros, whatever its memory holds.
+  template <int V> static void tokens(const uint16_t* values, int64_t size, int begin, int end, Value* pair) {
+    pairs<V>(values, values + size, begin <= 0, end > 1, pair);
   }
+  static Weight share(const Share* p) { return value(p); }
+  static Vec mixed(Vec sum, Weight share, Weight pair) { return step(sum, share, pair); }
 
  private:
   // The values of two tokens side by side, V vectors of 16 pairs.

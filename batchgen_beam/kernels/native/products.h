@@ -11,7 +11,6 @@
 namespace batchgen {
 namespace {
 
-constexpr int MOST_ROWS = 32;             // of any path's `product`
 constexpr int64_t CHUNK = 256;            // rows that go past a panel while it is in cache
 constexpr int MOST_SHARES = 64;           // of all threads where work is shared out for good
 constexpr int64_t PANELS = 2;             // of one task

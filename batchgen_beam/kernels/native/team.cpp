@@ -17,7 +17,7 @@
 namespace batchgen {
 namespace {
 
-constexpr int SPINS = 4000;  // tens to hundreds of microseconds: a pause differs between processors
+constexpr int SPINS = 4000;  // as long as `team.h` says: a pause differs between processors
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
   static_assert(sizeof(word) == 4 && std::atomic<uint32_t>::is_always_lock_free);

@@ -1,10 +1,11 @@
 // Threads that work through phases together.
 //
-// Owns the threads of the process: made when first needed, made again after a fork, asleep between calls.  Tasks of a
-// phase go to whoever is free, some first to whom they belong, so results must not depend on who computes
-// what.  Waiting spins for some microseconds, then sleeps: where a core is taken away the others wait for its thread,
-// but they burn no time meanwhile.  A thread that shares its core with another one of the team sleeps at once, since
-// the other can't go on before.
+// Owns the threads of the process: made when first needed, made again after a fork, kept for the next call.  Tasks of a
+// phase go to whoever is free, some first to whom they belong, so results must not depend on who computes what.
+// Waiting, for the next call as for the end of a phase, spins for tens to hundreds of microseconds and then sleeps: the
+// others of a thread whose core is taken away, and all of them between calls that are further apart, burn little time.
+// At the end of a phase a thread that shares its core with another one of the team sleeps at once: the other can't go
+// on before.
 #pragma once
 
 #include <atomic>
@@ -52,8 +53,9 @@ class Team {
   std::atomic<int> cores_[MOST_PLACED] = {};  // where each of the first threads was when it last came or went
 };
 
-// Run `work(team, thread)` on so many threads, the caller among them; one call at a time in a process.  Throws before
-// any work begins where memory or a thread can't be had; `work` itself must not throw, for the others would wait.
+// Run `work(team, thread)` on so many threads, the caller among them.  Calls for several threads run one after the
+// other in a process; one for a single thread runs on the caller at once.  Throws before any work begins where memory
+// or a thread can't be had; `work` itself must not throw, for the others would wait.
 void run_team(int threads, const std::function<void(Team&, int)>& work);
 
 }  // namespace batchgen
