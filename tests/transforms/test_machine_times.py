@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from batchgen_beam.config.base import ModelConfig
-from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.config.model_sizes import model_sizes
 from batchgen_beam.config.sizes import WeightForm
 from batchgen_beam.engine.measured_costs import MachineTimes, MeasuredCosts
