@@ -20,6 +20,7 @@ def test_a_small_model_is_predicted_and_measured(capsys: pytest.CaptureFixture[s
     main(["--layers=1", "--hidden=64", "--inner=32", "--experts=4", "--rows", "2", "4", "--attention-batch", "0", "2",
           "--context=64", "--repeats=1", "--threads=1"])
     said = capsys.readouterr().out
-    assert re.search(r"^[\d,]+ bytes of weights, \w+ kernels, 1 threads; rows end at 64 tokens; medians of 1$", said, re.M)
+    assert re.search(r"^[\d,]+ bytes of weights, \w+ kernels, 1 threads; rows end at 64 tokens; medians of 1$", said,
+                     re.M)
     cases = re.findall(r"^\| (\d+) \| (\d+) \| [\d.]+ \| [\d.]+ \| [+-]\d+ % \|$", said, re.M)
     assert cases == [("2", "2"), ("4", "4"), ("4", "2")]

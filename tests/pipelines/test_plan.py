@@ -116,7 +116,7 @@ def test_profiles_say_where_their_figures_are_from() -> None:
 
 
 def test_this_machine_is_planned_with_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The layers of a small model are timed; rows and mean of an input are found; the printed flags are those of run."""
+    """The layers of a small model are timed; rows and mean of an input are found; the printed flags are run's."""
     model = write_tiny_model(tmp_path / "tiny")
     write_rows(tmp_path / "in.parquet", [{"prompt": "x" * 40}] * 30, row_group_size=10)
     text = plan(capsys, f"--model={model}", f"--model-cache={tmp_path}", f"--input={tmp_path}/in.parquet",
