@@ -16,7 +16,7 @@ from batchgen_beam.engine.tiers import Budgets, Tier, Workload
 
 __all__ = ["Planned", "report"]
 
-_WIDTH = 12
+_WIDTH = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ def _expected(planned: Planned, price: float | None) -> Iterator[tuple[str, str]
     plan, work = planned.plan, planned.work
     choice = plan.choice
     yield "attention", f"in sub-batches of {min(choice.b_attn, plan.rows):,} rows (prompts: {choice.b_attn:,} tokens)"
-    yield "experts" if any(layer.experts for layer in planned.sizes.layers) else "layers", (
+    yield "experts" if any(layer.experts for layer in planned.sizes.layers) else "feed-forward", (
         f"once for {plan.rows:,} rows (prompts: {choice.b_moe:,} tokens)")
-    yield "weights", _weights(planned)
+    yield "layers", _layers(planned)
     yield "why", _reason(plan)
     yield "step", f"{plan.step:.3g} s; a pass over prompts {plan.prompt_pass:.3g} s"
     speed = work.rows * work.output_tokens / plan.seconds
@@ -94,7 +94,7 @@ def _expected(planned: Planned, price: float | None) -> Iterator[tuple[str, str]
         yield "run with", " ".join(_flags(plan))
 
 
-def _weights(planned: Planned) -> str:
+def _layers(planned: Planned) -> str:
     tiers = planned.plan.placement.tiers
     counts = {tier: tiers.count(tier) for tier in Tier}
     if counts[Tier.DEVICE] == len(tiers):

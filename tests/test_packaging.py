@@ -76,6 +76,9 @@ def test_the_wheel_has_one_top_level_name_and_every_module(built: Path) -> None:
               if name.endswith(".py")}
     assert packed == wanted
     assert f"{PACKAGE}/py.typed" in names
+    profiles = {path for path in committed if path.startswith(f"{PACKAGE}/engine/profiles/")}
+    assert profiles
+    assert profiles <= set(names)
 
 
 def test_the_source_distribution_holds_files_not_links(built: Path) -> None:

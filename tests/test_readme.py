@@ -99,6 +99,16 @@ def test_the_printed_example_is_what_the_commands_print(
     assert len(ids[0]) == 18
 
 
+def test_the_printed_plan_is_what_the_command_prints(text: str, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    """To the letter: a plan is a function of the configuration, the profile and the flags."""
+    [line] = [line for line in commands(text) if "batchgen-beam plan" in line]
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(line)[1:]) == OK
+    [printed] = [body for _, body in blocks(text, "text") if "parameters" in body]
+    assert capsys.readouterr().out.splitlines() == printed.splitlines()
+
+
 def test_result_and_failure_columns_are_the_schemas(text: str) -> None:
     """The columns are listed as they are published, in order."""
     results, failures, *_ = [part for part in section(text, "Result columns").split("\n\n") if part.strip()]

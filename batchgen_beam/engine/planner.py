@@ -120,7 +120,7 @@ def choices(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workload) ->
                 for chunks in _CHUNKS if routed else _CHUNKS[:2]:
                     for buffers in _BUFFERS:
                         for on_demand in (False, True)[:1 + routed]:
-                            for whole in (False, True):
+                            for whole in (False, True)[:1 + (budgets.devices == 1)]:
                                 yield Choice(b_attn=b_attn, b_moe=b_moe, chunks=chunks, buffers=buffers,
                                              kv_on_host=kv_on_host, on_demand=on_demand, whole=whole)
 

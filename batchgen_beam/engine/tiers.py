@@ -56,7 +56,8 @@ class Choice:
     """What a plan decides: tokens of an attention sub-batch and of a pass, pieces of a streamed layer, their buffers.
 
     `kv_on_host`: keys and values of all rows lie there, and come for each sub-batch; `on_demand`: only experts that
-    were chosen are fetched, after the router; `whole`: attention's weights are streamed with their layer.
+    were chosen are fetched, after the router; `whole`: attention's weights are streamed with their layer, which only a
+    single device does: of several each keeps its own copy.
     """
 
     b_attn: int

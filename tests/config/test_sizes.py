@@ -17,6 +17,7 @@ from batchgen_beam.config.reading import JsonObject
 from batchgen_beam.config.sizes import ModelSizes, WeightForm
 from batchgen_beam.config.stored_bytes import matrix_bytes
 from batchgen_beam.errors import CheckpointError
+from tests.package_sources import ROOT
 
 BFLOAT16 = WeightForm(dtype="bfloat16")
 
@@ -88,19 +89,7 @@ def test_unknown_sizes_are_refused(model_type: str) -> None:
         model_sizes(config)
 
 
-R1: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168,
-    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_nextn_predict_layers": 1,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
-    "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "qk_nope_head_dim": 128, "topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
-    "moe_layer_freq": 1, "first_k_dense_replace": 3, "norm_topk_prob": True, "scoring_func": "sigmoid",
-    "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000,
-    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-                     "original_max_position_embeddings": 4096, "type": "yarn"},
-    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
-                            "weight_block_size": [128, 128]},
-    "torch_dtype": "bfloat16"}
+R1: dict[str, Any] = json.loads((ROOT / "examples" / "deepseek-r1.json").read_text())
 """DeepSeek-R1's config.json, as far as sizes go."""
 
 

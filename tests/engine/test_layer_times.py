@@ -99,7 +99,7 @@ def spec(window: int | None = None, size: int = 4) -> CacheSpec:
 
 
 def test_each_kind_takes_what_its_layers_took() -> None:
-    """By tokens and context, for answers and prompts, in the order of the kinds; first passes of a size do not count."""
+    """By tokens and context, for answers and prompts, in the order of the kinds; a size's first pass does not count."""
     clock, price = Work(), 2.0**-30
     model = WorkingModel(clock, price, spec())
     found = measure_passes(model, TorchKernels(torch.float32), [[0, 2], [1]], clock=clock)
@@ -151,6 +151,7 @@ def test_passes_that_take_long_are_the_last_ones() -> None:
     found = measure_passes(WorkingModel(clock, price, spec()), TorchKernels(torch.float32), [[0, 2], [1]], clock=clock)
     times = found.kinds[0]
     assert times.decode.curves[0].tokens == ROWS[:4]
+    assert times.decode.curves[0].seconds[-1] == pytest.approx(32 * price)
     assert times.decode.curves[1].tokens == ROWS[:2]
     assert times.prompt.curves[0].tokens == (250, 1000)
 

@@ -192,10 +192,9 @@ def test_deepseek_r1_memory_by_hand(name: str, devices: int, host: int, tmp_path
     assert model.row_bytes(1000) == 61 * 16 * 64 * 576 * 2 == 71_958_528
     kv = placement.kv_host or placement.kv_device
     assert kv == plan.rows * 71_958_528
-    copies = 0 if plan.choice.whole else devices - 1
     attention = sum(layer.attention_bytes for layer in model.layers)
     assert placement.fixed + placement.resident + placement.host_weights + placement.disk_weights == (
-        model.weight_bytes + copies * attention)
+        model.weight_bytes + (devices - 1) * attention)
     assert placement.device <= profile.memory * devices
     assert placement.host <= host
 

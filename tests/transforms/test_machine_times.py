@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from batchgen_beam.config.base import ModelConfig
-from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.config.model_sizes import model_sizes
 from batchgen_beam.config.sizes import WeightForm
 from batchgen_beam.engine.measured_costs import MachineTimes, MeasuredCosts
@@ -20,6 +19,7 @@ from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.transforms import machine_times as module
 from batchgen_beam.transforms.machine_times import COLD_BYTES, kernels_for, machine_times
 from tests.engine.test_planner import MB, MOE
+from tests.kernels.sets import HIGHEST, NEEDS_NATIVE, native
 from tests.weights.test_random_model import config_of
 
 
@@ -76,6 +76,16 @@ def test_other_threads_and_other_models_are_measured_anew(mixtral: ModelConfig, 
         machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
         MachineTimes.from_json(json.loads(broken.read_text()))
     assert len(files(tmp_path)) == 3
+
+
+@NEEDS_NATIVE
+def test_threads_count_where_they_reach_no_bit(mixtral: ModelConfig) -> None:
+    """The native set's facts do not have them, its times do."""
+    found = set()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.add(module._digest(load_of(mixtral), native(torch.float32, HIGHEST[torch.float32], threads)))
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])

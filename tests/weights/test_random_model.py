@@ -34,10 +34,12 @@ class Counting(TorchKernels):
     def __init__(self) -> None:
         super().__init__(torch.float32)
         self.packed: list[int] = []
+        self.sums: set[float] = set()
 
     def pack(self, weights: list[torch.Tensor], *, biases: list[torch.Tensor] | None = None) -> PackedWeight:  # type: ignore[override]
         """As the set does."""
         self.packed.append(sum(weight.nbytes for weight in weights))
+        self.sums.add(float(weights[0].sum()))
         return super().pack(weights, biases=biases)
 
 
@@ -61,13 +63,14 @@ def test_the_seed_decides_the_weights(seed: int, same: bool, tmp_path: Path) -> 
 
 
 def test_beyond_the_limit_packed_weights_are_used_again(tmp_path: Path) -> None:
-    """Without room one weight of each shape is packed; with room for all of them every one."""
+    """Without room one weight of each shape is packed; with room for all of them every one, no two of them alike."""
     config = config_of("mixtral", tmp_path)
     none, half, whole = Counting(), Counting(), Counting()
     random_model(config, whole, seed=1, room=UNBOUNDED)
     random_model(config, none, seed=1, room=0)
     random_model(config, half, seed=1, room=sum(whole.packed) // 2)
     assert len(whole.packed) == 3 * (2 + 8 * 2)
+    assert len(whole.sums) == len(whole.packed)
     assert len(none.packed) == 4
     assert len(none.packed) < len(half.packed) < len(whole.packed)
     assert sum(half.packed) <= sum(whole.packed) // 2 + sum(none.packed)
