@@ -56,8 +56,8 @@ def checkpoint(folder: Path, config: Mapping[str, object]) -> int:
 ])
 def test_the_process_grows_by_the_limit_and_a_constant(kernels: str, config: Mapping[str, object],
                                                        tmp_path: Path) -> None:
-    """A model of over three times the limit is converted, loaded and run: the peak of the process stays within them, the plan
-    within the limit, and every step reads what is not resident."""
+    """A model of over three times the limit is converted, loaded and run: the peak of the process stays within them,
+    the plan within the limit, and every step reads what is not resident."""
     total = checkpoint(tmp_path / "model", config)
     assert total > 3 * LIMIT > LIMIT + CONSTANT
     found = json.loads(subprocess.run(
