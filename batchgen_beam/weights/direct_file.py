@@ -33,7 +33,7 @@ class DirectFile:
         try:
             self._descriptor = open_file(path, os.O_RDONLY | _DIRECT)
         except OSError as error:
-            self._go_back(error)
+            self._go_back_after(error)
 
     def read(self, offset: int, target: memoryview, go_on: Callable[[], bool] = lambda: True) -> bool:
         """Fill `target` from `offset` on; both, and the target's address, are multiples of a page.
@@ -55,16 +55,19 @@ class DirectFile:
         try:
             return os.preadv(self._descriptor, [block], offset)
         except OSError as error:
-            self._go_back(error)
+            self._go_back_after(error)
             return self._read_block(offset, block)
 
-    def _go_back(self, error: OSError) -> None:
+    def _go_back_after(self, error: OSError) -> None:
         """To the page cache, if it is direct I/O that the file system refuses."""
         if error.errno != errno.EINVAL or not self.direct:
             raise FatalError(f"{self.path} can't be read: {error.strerror or error}") from error
         self.close()
         self.direct = False
-        self._descriptor = self._open(self.path, os.O_RDONLY)
+        try:
+            self._descriptor = self._open(self.path, os.O_RDONLY)
+        except OSError as other:
+            self._go_back_after(other)
 
     def close(self) -> None:
         """Give the descriptor back; once is enough, twice no fault."""

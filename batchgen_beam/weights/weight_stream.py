@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from batchgen_beam.errors import FatalError
 from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.packed_copy import PackedCopy
 from batchgen_beam.weights.packed_format import Area, pages
@@ -113,7 +114,7 @@ class WeightStream:
         try:
             for layer, file in self._files.items():
                 self._open[layer] = open_file(file.path)
-        except BaseException:
+        except FatalError:
             self.close()
             raise
         self._read_ahead()
@@ -188,15 +189,15 @@ class WeightStream:
         return fill
 
     def _wait(self, fill: _Fill) -> None:
-        started = self._clock()
+        """Until it is full; what the reader met meanwhile is raised, and nothing is ahead any more."""
+        started, filled = self._clock(), False
         try:
             filled = fill.done.result()
-        except BaseException:
-            self._drop(list(self._ahead))
-            self._free.append(fill.memory)
-            raise
         finally:
             self._waited += self._clock() - started
+            if not filled:
+                self._drop(list(self._ahead))
+                self._free.append(fill.memory)
         assert filled, f"{fill.unit.name} was given up while it was waited for"
 
     def _release(self) -> None:
