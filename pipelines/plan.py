@@ -7,7 +7,6 @@ know how a plan is found, or how it is told.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +29,9 @@ from batchgen_beam.settings import InputColumns
 from batchgen_beam.text.template import TemplateText
 from batchgen_beam.transforms.input_lengths import input_lengths
 from batchgen_beam.transforms.machine_times import head_dtype, kernels_for, machine_times
-from batchgen_beam.transforms.memory import available_memory
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_store import resolve_model
+from batchgen_beam.transforms.resources import available_cores, available_memory
 
 __all__ = ["plan_model"]
 
@@ -123,7 +122,7 @@ def _here(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, wor
     if given.host_memory or given.devices != 1:
         raise OptionError("--host-memory and --devices are of a --device-profile; this machine has one memory")
     require_supported(config)
-    threads = given.threads or len(os.sched_getaffinity(0))
+    threads = given.threads or available_cores()
     kernels = kernels_for(config, dtype=given.dtype, kv_dtype=given.kv_dtype, kernels=given.kernels, threads=threads,
                           cache=Path(given.model_cache))
     form = WeightForm(dtype=given.dtype, head=head_dtype(kernels))

@@ -110,10 +110,10 @@ def test_a_path_for_kernels_that_have_none_is_said_to_do_nothing(tmp_path: Path,
     none = f"; {ISA}={HERE[0]} has no effect on them"
     assert told(caplog, tmp_path, wanted="torch", isa=HERE[0]) == [
         ("WARNING", f"torch kernels: --kernels=torch asks for them{none}")]
-    ((level, text),) = told(caplog, tmp_path, special(sinks=True), isa=HERE[0])
+    ((level, text),) = told(caplog, tmp_path, special(value_size=48), isa=HERE[0])
     assert level == "WARNING"
     assert text.endswith(none)
-    assert [level for level, _ in told(caplog, tmp_path, special(sinks=True))] == ["INFO"]
+    assert [level for level, _ in told(caplog, tmp_path, special(value_size=48))] == ["INFO"]
 
 
 def path_of(kernels: KernelSet) -> str:
@@ -130,7 +130,7 @@ def test_the_environment_forces_a_path(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["auto", "native", "torch"])
-@pytest.mark.parametrize("model", [shapes(), special(sinks=True)], ids=["native", "torch"])
+@pytest.mark.parametrize("model", [shapes(), special(value_size=48)], ids=["native", "torch"])
 def test_an_unknown_path_is_refused(tmp_path: Path, wanted: str, model: ModelShapes) -> None:
     """By the variable's name, with those that there are, whatever would compute."""
     with pytest.raises(OptionError, match=f"{ISA}=amx9 is no instruction path; give one of {', '.join(PATHS)}"):
