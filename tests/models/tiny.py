@@ -62,10 +62,10 @@ class Quantised:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """One checkpoint: classes, keys, and what config.json says otherwise than transformers writes it (None: not at all).
+    """One checkpoint: classes, keys, and what config.json says otherwise than transformers writes it.
 
-    `predicting` adds layers behind the last that predict further tokens.  `inside` is the type of an outer model whose
-    text part this is.
+    A key that is `said` to be None is left out.  `predicting` adds layers behind the last that predict further tokens.
+    `inside` is the type of an outer model whose text part this is.
     """
 
     config: type
@@ -81,7 +81,7 @@ KIMI_KEYS = {**LATENT, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "ro
              "num_nextn_predict_layers": 0}
 KIMI_YARN = {**YARN, "rope_theta": 50000.0, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 KIMI_SAID = {"model_type": "kimi_k2", "rope_parameters": None, "rope_theta": 50000.0,
-             "rope_scaling": {"type": "yarn"} | {name: value for name, value in KIMI_YARN.items() if "rope_" not in name}}
+             "rope_scaling": {"type": "yarn"} | {key: value for key, value in KIMI_YARN.items() if "rope_" not in key}}
 KIMI_K25 = Tiny(config=DeepseekV3Config, model=DeepseekV3ForCausalLM, said=KIMI_SAID, inside="kimi_k25",
                 keys={**KIMI_KEYS, "rope_parameters": KIMI_YARN})
 DEEPSEEK_V3 = {**LATENT, "n_shared_experts": 1, "num_nextn_predict_layers": 1,
