@@ -1,0 +1,136 @@
+"""Several processes of one machine that compute together: gathered tensors, messages from the first, and how they end.
+
+Owns the connections (torch.distributed's gloo over the loopback device, met through a file) and the promise that a
+process which ends, however it does, ends the wait of all others with an error that names it.  Does not know what is
+gathered, or models.
+
+Shape suffixes: T tokens, W columns of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from batchgen_beam.errors import EngineError
+
+__all__ = ["Gathering", "MeetingPlace", "ProcessGroup"]
+
+_TORCH: Any = dist
+"""torch's stubs leave out the options and the operations of its groups."""
+
+_STORE = "processes"
+_LENGTH_BYTES = 8
+
+
+class Gathering(Protocol):
+    """One process's view of all of them: `rank` of `size`."""
+
+    rank: int
+    size: int
+
+    def gather(self, own_TW: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """What every process gave, `[T, widths[rank]]` each, in order of rank; all call it together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingPlace:
+    """Where `size` processes find each other: an empty folder of their own.
+
+    A process that is not there, or gives no answer, within `timeout` seconds is lost.
+    """
+
+    folder: Path
+    size: int
+    timeout: float
+
+
+class ProcessGroup:
+    """The connections of one process.  A context: left by an error, it leaves word of it to the others."""
+
+    def __init__(self, place: MeetingPlace, rank: int) -> None:
+        """Waits for all processes; `EngineError` if one does not come."""
+        self.rank, self.size = rank, place.size
+        self._timeout = place.timeout
+        self._lost = False
+        self._store = _TORCH.FileStore(str(place.folder / _STORE), place.size)
+        options = _TORCH.ProcessGroupGloo._Options()
+        options._devices = [_TORCH.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=place.timeout)
+        try:
+            self._group = _TORCH.ProcessGroupGloo(self._store, rank, place.size, options)
+        except RuntimeError as error:
+            raise self._loss(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is not None and not self._lost:
+            self._store.set(self._word(self.rank), f"{kind.__name__}: {error}")
+        self._group = None
+
+    def gather(self, own_TW: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """What every process gave; bytes as they are, so any number format."""
+        tokens, item = len(own_TW), own_TW.element_size()
+        assert own_TW.shape == (tokens, widths[self.rank]), (own_TW.shape, widths)
+        own = torch.zeros(tokens * max(widths) * item, dtype=torch.uint8)
+        own[: own_TW.numel() * item] = own_TW.contiguous().view(-1).view(torch.uint8)
+        found = [torch.empty_like(own) for _ in widths]
+        try:
+            self._open.allgather([found], [own]).wait()
+        except RuntimeError as error:
+            raise self._loss(error) from error
+        return [part[: tokens * width * item].view(own_TW.dtype).view(tokens, width)
+                for part, width in zip(found, widths, strict=True)]
+
+    def send(self, message: bytes) -> None:
+        """From the first process to all others, each of which calls `receive`."""
+        assert self.rank == 0
+        self._broadcast(torch.tensor([len(message)]).view(torch.uint8))
+        self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+
+    def receive(self) -> bytes:
+        """The next message of the first process."""
+        length = torch.zeros(_LENGTH_BYTES, dtype=torch.uint8)
+        self._broadcast(length)
+        message = torch.zeros(int(length.view(torch.int64)), dtype=torch.uint8)
+        self._broadcast(message)
+        return message.numpy().tobytes()
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        options = _TORCH.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        try:
+            self._open.broadcast([tensor], options).wait()
+        except RuntimeError as error:
+            raise self._loss(error) from error
+
+    @property
+    def _open(self) -> Any:
+        assert self._group is not None, "the group was left"
+        return self._group
+
+    def _loss(self, error: RuntimeError) -> EngineError:
+        """Who is lost, by the word that it left."""
+        self._lost = True
+        words = {rank: self._store.get(self._word(rank)).decode() for rank in range(self.size)
+                 if self._store.check([self._word(rank)])}
+        if words:
+            rank, word = min(words.items())
+            return EngineError(f"process {rank} of the partition's {self.size} ended: {word}")
+        return EngineError(f"a process of the partition's {self.size} ended without a word, or gave no answer within "
+                           f"{self._timeout:g} s: {error}")
+
+    @staticmethod
+    def _word(rank: int) -> str:
+        return f"last word of {rank}"
