@@ -22,23 +22,32 @@ from numpy.typing import NDArray
 from batchgen_beam.engine.batch import PackedBatch
 from batchgen_beam.engine.budget import PageBudget, page_budget
 from batchgen_beam.engine.engine import Engine
-from batchgen_beam.engine.executor import Executor
+from batchgen_beam.engine.executor import Executor, MakeExecutor
 from batchgen_beam.engine.kv_pool import PageCopy
 from batchgen_beam.engine.primitives import SubBatching
-from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.models.caches import GroupKey
 from batchgen_beam.models.interface import KernelSet, Model, Scores
 from batchgen_beam.settings import EngineSettings
 
-__all__ = ["Receiving", "Sending", "follow", "leading"]
+__all__ = ["MakeEngine", "Receiving", "Sending", "follow", "leading"]
 
 _END = pickle.dumps(None)
 _COMMANDS: dict[str, Callable[..., Any]] = {"clear": Executor.clear, "copy": Executor.copy,
                                             "forward": Executor.forward}
 
 
+class MakeEngine(Protocol):
+    """An engine of which only the executor is left open."""
+
+    def __call__(self, *, make_executor: MakeExecutor) -> Engine:
+        """With executors made so."""
+
+
 class Sending(Protocol):
     """The first process's way to the others."""
+
+    def meet(self) -> None:
+        """Wait until all processes are here."""
 
     def send(self, message: bytes) -> None:
         """To all of them."""
@@ -47,24 +56,29 @@ class Sending(Protocol):
 class Receiving(Protocol):
     """Another process's way from the first."""
 
+    def meet(self) -> None:
+        """Wait until all processes are here."""
+
     def receive(self) -> bytes:
         """The next message."""
 
 
 @contextmanager
-def leading(model: Model, kernels: KernelSet, settings: EngineSettings, facts: EngineFacts,
-            others: Sending) -> Iterator[Engine]:
+def leading(make_engine: MakeEngine, others: Sending) -> Iterator[Engine]:
     """An engine whose executor's commands every process carries out; the others' work ends with this context.
 
-    `settings.kv_memory` is that of all processes together: each keeps its heads of every page.
+    Its settings' `kv_memory` is that of all processes together: each keeps its heads of every page.
     """
-    yield Engine(model, kernels, settings, facts, make_executor=partial(_LeadingExecutor, others))
+    engine = make_engine(make_executor=partial(_LeadingExecutor, others))
+    others.meet()
+    yield engine
     others.send(_END)
 
 
 def follow(model: Model, kernels: KernelSet, settings: EngineSettings, leader: Receiving) -> None:
-    """Carry out the leader's commands until it ends; model and settings are the same there."""
+    """Carry out the leader's commands until it ends; its engine has the same model and settings."""
     executor = Executor(model, kernels, page_budget(model, settings), SubBatching.of(settings))
+    leader.meet()
     while (command := pickle.loads(leader.receive())) is not None:
         name, arguments, named = command
         _COMMANDS[name](executor, *arguments, **named)

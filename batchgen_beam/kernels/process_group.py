@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore, distributed_c10d
 
 from batchgen_beam.errors import EngineError
 
 __all__ = ["Gathering", "MeetingPlace", "ProcessGroup"]
 
-_TORCH: Any = dist
+_TORCH: Any = distributed_c10d
 """torch's stubs leave out the options and the operations of its groups."""
 
 _STORE = "processes"
@@ -45,12 +45,14 @@ class Gathering(Protocol):
 class MeetingPlace:
     """Where `size` processes find each other: an empty folder of their own.
 
-    A process that is not there, or gives no answer, within `timeout` seconds is lost.
+    A process that has not come, or not loaded its part, within `join` seconds of another is lost, and so is one that
+    gives no answer within `answer` seconds.
     """
 
     folder: Path
     size: int
-    timeout: float
+    join: float
+    answer: float
 
 
 class ProcessGroup:
@@ -59,16 +61,16 @@ class ProcessGroup:
     def __init__(self, place: MeetingPlace, rank: int) -> None:
         """Waits for all processes; `EngineError` if one does not come."""
         self.rank, self.size = rank, place.size
-        self._timeout = place.timeout
+        self._place = place
         self._lost = False
-        self._store = _TORCH.FileStore(str(place.folder / _STORE), place.size)
+        self._store = FileStore(str(place.folder / _STORE), place.size)
         options = _TORCH.ProcessGroupGloo._Options()
         options._devices = [_TORCH.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=place.timeout)
+        options._timeout = timedelta(seconds=place.join)
         try:
             self._group = _TORCH.ProcessGroupGloo(self._store, rank, place.size, options)
         except RuntimeError as error:
-            raise self._loss(error) from error
+            raise self._loss(error, place.join) from error
 
     def __enter__(self) -> Self:
         return self
@@ -85,19 +87,29 @@ class ProcessGroup:
         assert own_TW.shape == (tokens, widths[self.rank]), (own_TW.shape, widths)
         own = torch.zeros(tokens * max(widths) * item, dtype=torch.uint8)
         own[: own_TW.numel() * item] = own_TW.contiguous().view(-1).view(torch.uint8)
-        found = [torch.empty_like(own) for _ in widths]
-        try:
-            self._open.allgather([found], [own]).wait()
-        except RuntimeError as error:
-            raise self._loss(error) from error
+        found = self._gather(own, self._place.answer)
         return [part[: tokens * width * item].view(own_TW.dtype).view(tokens, width)
                 for part, width in zip(found, widths, strict=True)]
+
+    def meet(self) -> None:
+        """Wait until all processes are here."""
+        self._gather(torch.zeros(1, dtype=torch.uint8), self._place.join)
+
+    def _gather(self, own: Tensor, seconds: float) -> list[Tensor]:
+        """Bytes, equally many of each process."""
+        options, found = _TORCH.AllgatherOptions(), [torch.empty_like(own) for _ in range(self.size)]
+        options.timeout = timedelta(seconds=seconds)
+        try:
+            self._open.allgather([found], [own], options).wait()
+        except RuntimeError as error:
+            raise self._loss(error, seconds) from error
+        return found
 
     def send(self, message: bytes) -> None:
         """From the first process to all others, each of which calls `receive`."""
         assert self.rank == 0
         self._broadcast(torch.tensor([len(message)]).view(torch.uint8))
-        self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+        self._broadcast(torch.tensor(bytearray(message), dtype=torch.uint8))
 
     def receive(self) -> bytes:
         """The next message of the first process."""
@@ -109,18 +121,18 @@ class ProcessGroup:
 
     def _broadcast(self, tensor: Tensor) -> None:
         options = _TORCH.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank, options.rootTensor, options.timeout = 0, 0, timedelta(seconds=self._place.answer)
         try:
             self._open.broadcast([tensor], options).wait()
         except RuntimeError as error:
-            raise self._loss(error) from error
+            raise self._loss(error, self._place.answer) from error
 
     @property
     def _open(self) -> Any:
         assert self._group is not None, "the group was left"
         return self._group
 
-    def _loss(self, error: RuntimeError) -> EngineError:
+    def _loss(self, error: RuntimeError, seconds: float) -> EngineError:
         """Who is lost, by the word that it left."""
         self._lost = True
         words = {rank: self._store.get(self._word(rank)).decode() for rank in range(self.size)
@@ -129,7 +141,7 @@ class ProcessGroup:
             rank, word = min(words.items())
             return EngineError(f"process {rank} of the partition's {self.size} ended: {word}")
         return EngineError(f"a process of the partition's {self.size} ended without a word, or gave no answer within "
-                           f"{self._timeout:g} s: {error}")
+                           f"{seconds:g} s: {error}")
 
     @staticmethod
     def _word(rank: int) -> str:

@@ -12,10 +12,10 @@ from batchgen_beam.kernels.process_group import MeetingPlace, ProcessGroup
 T = TypeVar("T")
 
 
-def in_partition(folder: Path, size: int, work: Callable[[ProcessGroup], T], *, timeout: float = 60) -> list[T]:
+def in_partition(folder: Path, size: int, work: Callable[[ProcessGroup], T]) -> list[T]:
     """What `work` returns in each of `size` places, which meet in a new `folder`."""
     folder.mkdir()
-    place = MeetingPlace(folder=folder, size=size, timeout=timeout)
+    place = MeetingPlace(folder=folder, size=size, join=60, answer=60)
 
     def run(rank: int) -> T:
         with ProcessGroup(place, rank) as group:

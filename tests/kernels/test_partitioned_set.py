@@ -81,9 +81,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(family: str) -> Path:
         if family not in made:
             folder = tmp_path_factory.mktemp("tiny") / "model"
-            made[family] = (tiny_llama.make_reference(tiny_llama.Tiny(keys=LARGER), folder).folder if family == "llama"
-                            else make_reference(replace(TINIES[family], keys={**TINIES[family].keys, **LARGER}),
-                                                folder).folder)
+            if family == "llama":
+                made[family] = tiny_llama.make_reference(tiny_llama.Tiny(keys=LARGER), folder).folder
+            else:
+                keys = {**TINIES[family].keys, **LARGER, **({"num_key_value_heads": 8} if "deepseek" in family else {})}
+                made[family] = make_reference(replace(TINIES[family], keys=keys), folder).folder
         return made[family]
 
     return get

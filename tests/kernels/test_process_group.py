@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ def test_everyone_gathers_what_each_gave(tmp_path: Path, dtype: torch.dtype) -> 
 
 def test_messages_arrive_whole_and_in_order(tmp_path: Path) -> None:
     """Every other process receives what the first sends, an empty message too."""
-    messages = [b"first", b"", bytes(range(256)) * 1000]
+    messages = [b"first", b"", bytes(range(256)) * 100]
 
     def work(group: ProcessGroup) -> list[bytes]:
         if group.rank:
@@ -58,4 +60,22 @@ def test_an_error_anywhere_ends_all_by_name(tmp_path: Path, failing: int) -> Non
 def test_one_that_never_comes_is_missed(tmp_path: Path) -> None:
     """A partition that does not fill up ends with an error that says how long it waited."""
     with pytest.raises(EngineError, match=r"a process of the partition's 2 ended .*no answer within 0\.5 s"):
-        ProcessGroup(MeetingPlace(folder=tmp_path, size=2, timeout=0.5), 0)
+        ProcessGroup(MeetingPlace(folder=tmp_path, size=2, join=0.5, answer=60), 0)
+
+
+def test_one_that_gives_no_answer_is_missed(tmp_path: Path) -> None:
+    """One that computes on its own way for too long is lost to the others, who say how long they waited."""
+    place, waited = MeetingPlace(folder=tmp_path, size=2, join=60, answer=0.5), Event()
+
+    def work(rank: int) -> None:
+        with ProcessGroup(place, rank) as group:
+            group.meet()
+            if rank:
+                assert waited.wait(60)
+                return
+            with pytest.raises(EngineError, match=r"gave no answer within 0\.5 s"):
+                group.gather(torch.ones(1, 1), (1, 1))
+            waited.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, range(2)))
