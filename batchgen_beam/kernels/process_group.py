@@ -17,15 +17,16 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
-from torch.distributed import FileStore, distributed_c10d
+from torch import Tensor, distributed
+from torch.distributed import distributed_c10d
 
 from batchgen_beam.errors import EngineError
 
 __all__ = ["Gathering", "MeetingPlace", "ProcessGroup"]
 
-_TORCH: Any = distributed_c10d
-"""torch's stubs leave out the options and the operations of its groups."""
+_STORES: Any = distributed
+_GROUPS: Any = distributed_c10d
+"""torch's stubs leave out some of these classes, and their options and operations."""
 
 _STORE = "processes"
 _LENGTH_BYTES = 8
@@ -63,12 +64,12 @@ class ProcessGroup:
         self.rank, self.size = rank, place.size
         self._place = place
         self._lost = False
-        self._store = FileStore(str(place.folder / _STORE), place.size)
-        options = _TORCH.ProcessGroupGloo._Options()
-        options._devices = [_TORCH.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        self._store = _STORES.FileStore(str(place.folder / _STORE), place.size)
+        options = _GROUPS.ProcessGroupGloo._Options()
+        options._devices = [_GROUPS.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=place.join)
         try:
-            self._group = _TORCH.ProcessGroupGloo(self._store, rank, place.size, options)
+            self._group = _GROUPS.ProcessGroupGloo(self._store, rank, place.size, options)
         except RuntimeError as error:
             raise self._loss(error, place.join) from error
 
@@ -97,7 +98,7 @@ class ProcessGroup:
 
     def _gather(self, own: Tensor, seconds: float) -> list[Tensor]:
         """Bytes, equally many of each process."""
-        options, found = _TORCH.AllgatherOptions(), [torch.empty_like(own) for _ in range(self.size)]
+        options, found = _GROUPS.AllgatherOptions(), [torch.empty_like(own) for _ in range(self.size)]
         options.timeout = timedelta(seconds=seconds)
         try:
             self._open.allgather([found], [own], options).wait()
@@ -120,7 +121,7 @@ class ProcessGroup:
         return message.numpy().tobytes()
 
     def _broadcast(self, tensor: Tensor) -> None:
-        options = _TORCH.BroadcastOptions()
+        options = _GROUPS.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = 0, 0, timedelta(seconds=self._place.answer)
         try:
             self._open.broadcast([tensor], options).wait()

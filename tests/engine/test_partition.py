@@ -34,8 +34,8 @@ LARGER = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4
 
 FACTS = EngineFacts(eos_ids=frozenset({7}), text_vocabulary=300, content_print="tiny", numeric_print="here")
 SETTINGS = EngineSettings(dtype="float32", max_rows=6, step_tokens=128, prefill_chunk=48, kv_memory=1 << 24)
-PROMPTS = [prompt(f"row-{i}", (3, 60, 130, 17)[i % 4], max_tokens=20 + i, temperature=float(i % 2), logprobs=2)
-           for i in range(6)]
+PROMPTS = [prompt(f"row-{i}", (61, 3, 59, 70)[i % 4], max_tokens=8 + i, temperature=float(i % 2), logprobs=2)
+           for i in range(5)]
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -87,7 +87,7 @@ def case_of(name: str, folders: dict[str, Path]) -> Case:
     return Case(folder=folders[family], settings=replace(SETTINGS, dtype=dtype), path=path)
 
 
-CASES = ["llama float32 torch", "mixtral float32 torch", "mixtral bfloat16 torch",
+CASES = ["llama float32 torch", "mixtral float32 torch",
          pytest.param("llama bfloat16 native", marks=NEEDS_NATIVE)]
 
 
@@ -102,7 +102,7 @@ def test_two_processes_have_the_bits_of_one(name: str, folders: dict[str, Path],
 
     def work(engine: Engine) -> None:
         assert said(run(engine, PROMPTS)) == expected
-        assert min(len(churn.holds), len(churn.evictions)) > 3
+        assert min(len(churn.holds), len(churn.evictions)) > 1
 
     in_partition(replace(case, settings=small), tmp_path / "p", 2, work, schedule=churn)
 
@@ -113,7 +113,7 @@ def test_a_straggler_goes_on_in_three_processes(folders: dict[str, Path], tmp_pa
     one: Prompt = PROMPTS[2]
     expected, begun = said(run(alone(case), [one])), alone(case)
     begun.submit(one)
-    while begun.stats().generated_tokens < 9:
+    while begun.stats().generated_tokens < 5:
         begun.step()
     (record,) = begun.suspend_all()
     assert 0 < len(record.generated_ids) < len(expected["row-2"][0])  # type: ignore[arg-type]
