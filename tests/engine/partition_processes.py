@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from batchgen_beam.engine.partition import follow
 from batchgen_beam.errors import EngineError
@@ -17,7 +18,7 @@ from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.partitioned_set import PartitionedKernels
 from batchgen_beam.kernels.process_group import MeetingPlace, ProcessGroup
 from batchgen_beam.kernels.torch_set import TorchKernels
-from batchgen_beam.models.interface import KernelSet
+from batchgen_beam.models.interface import CacheSpec, KernelSet
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.weights.loader import load_model
 
@@ -40,12 +41,22 @@ class Case:
         return TorchKernels(dtype) if self.path is None else NativeKernels(dtype, self.path, self.threads)
 
 
+class DirtyKernels(PartitionedKernels):
+    """A partitioned set whose fresh pages hold no numbers, so that whoever does not clear them shows."""
+
+    def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
+        """Page 0 stays zero."""
+        cache = super().allocate(spec, count, page_tokens)
+        cache[1:] = float("nan")
+        return cache
+
+
 def run_follower(case: Case, place: MeetingPlace, rank: int) -> None:
     """Follow to the end; an error of the engine is written beside the meeting place, and the process ends with 3."""
     torch.set_num_threads(case.threads)
     try:
         with ProcessGroup(place, rank) as group:
-            kernels = PartitionedKernels(case.kernels(), group)
+            kernels = DirtyKernels(case.kernels(), group)
             follow(load_model(case.folder, kernels), kernels, case.settings, group)
     except EngineError as error:
         (place.folder / f"error-{rank}").write_text(str(error))

@@ -17,13 +17,12 @@ from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.partition import leading
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.errors import EngineError
-from batchgen_beam.kernels.partitioned_set import PartitionedKernels
 from batchgen_beam.kernels.process_group import MeetingPlace, ProcessGroup
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.records import ContinuationRecord, Prompt
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.weights.loader import load_model
-from tests.engine.partition_processes import WAIT, Case, followers
+from tests.engine.partition_processes import WAIT, Case, DirtyKernels, followers
 from tests.engine.rigs import Churn, finish, kv_bytes, prompt, run, said
 from tests.kernels.sets import HIGHEST, NEEDS_NATIVE
 from tests.models import tiny_llama
@@ -72,7 +71,7 @@ def in_partition(case: Case, folder: Path, size: int, work: Callable[[Engine], o
     place = MeetingPlace(folder=folder, size=size, join=WAIT, answer=WAIT)
     with followers(case, place) as others:
         with ProcessGroup(place, 0) as group:
-            kernels = PartitionedKernels(case.kernels(), group)
+            kernels = DirtyKernels(case.kernels(), group)
             with leading(engine_of(case, kernels, **more), group) as engine:
                 work(engine)
         for process in others:
@@ -132,7 +131,7 @@ def test_an_error_of_the_leader_ends_the_others_by_name(folders: dict[str, Path]
 
     def lead() -> None:
         with ProcessGroup(place, 0) as group:
-            kernels = PartitionedKernels(case.kernels(), group)
+            kernels = DirtyKernels(case.kernels(), group)
             with leading(engine_of(case, kernels), group) as engine:
                 engine.submit(PROMPTS[0])
                 engine.step()
@@ -161,7 +160,7 @@ def test_a_lost_follower_ends_the_leader_by_name(fault: str | signal.Signals, me
 
     def lead(pid: int) -> None:
         with ProcessGroup(place, 0) as group:
-            kernels = PartitionedKernels(case.kernels(), group)
+            kernels = DirtyKernels(case.kernels(), group)
             with leading(engine_of(case, kernels), group) as engine:
                 engine.submit(PROMPTS[0])
                 engine.step()
