@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, and Kimi-K2, which is V3 code: latent attention, dense layers first, then experts
-beside a shared one."""
+"""DeepSeek-V2, V2-Lite, V3 and R1, and Kimi-K2 and the text part of K2.5, which are V3 code: latent attention, dense
+layers first, then experts beside a shared one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["get_registered_models", "is_supported", "load_config", "load_config_
 ConfigClass = TypeVar("ConfigClass", bound=type)
 
 _REGISTER: dict[str, type[ModelConfig]] = {}
-_SUPPORTED = frozenset({"llama", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss",
+_SUPPORTED = frozenset({"llama", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "gpt_oss",
                         "batchgen_fake"})
 _OUTER_WINS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "compression_config",
                "dtype", "torch_dtype")

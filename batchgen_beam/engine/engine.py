@@ -15,7 +15,7 @@ import numpy as np
 from batchgen_beam.engine.admission import AdmissionQueue
 from batchgen_beam.engine.batch import PackedBatch, pack
 from batchgen_beam.engine.budget import page_budget
-from batchgen_beam.engine.executor import Executor
+from batchgen_beam.engine.executor import Executor, MakeExecutor
 from batchgen_beam.engine.kv_pool import KVPool
 from batchgen_beam.engine.live_rows import LiveRows
 from batchgen_beam.engine.primitives import SubBatching
@@ -40,7 +40,8 @@ class Engine:
     """Sequences, their pages and a model.  Not safe for several threads: the `Driver` owns it."""
 
     def __init__(self, model: Model, kernels: KernelSet, settings: EngineSettings, facts: EngineFacts, *,
-                 schedule: Schedule = schedule, clock: Callable[[], float] = time.monotonic) -> None:
+                 schedule: Schedule = schedule, clock: Callable[[], float] = time.monotonic,
+                 make_executor: MakeExecutor = Executor) -> None:
         """`OptionError` if the KV memory does not hold one page of each cache group.
 
         `context_limit` (tokens) is the model's or the settings', whichever is less; `longest_row` is the greatest
@@ -57,8 +58,7 @@ class Engine:
         self._facts = facts
         self._vocabulary = model.vocab_size
         self._kernels = kernels
-        self._executor = Executor(model, kernels, budget, SubBatching(attention=settings.attention_batch,
-                                                                      expert=settings.expert_batch))
+        self._executor = make_executor(model, kernels, budget, SubBatching.of(settings))
         self._pool = KVPool(budget.device, budget.host, share=settings.prefix_sharing)
         self._table = SlotTable(settings.max_rows, self._pool.groups, facts.eos_ids, model.vocab_size)
         self._live = LiveRows(self._pool, self._table, self._executor)

@@ -6,7 +6,7 @@ Applies what was decided and decides nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from batchgen_beam.models.caches import GroupKey
 from batchgen_beam.models.interface import BatchView, KernelSet, Model, Scores
 from batchgen_beam.settings import PAGE_TOKENS
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "MakeExecutor"]
 
 Caches = list[dict[str, Tensor]]
 
@@ -92,3 +92,7 @@ class Executor:
 
     def _put(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+MakeExecutor = Callable[[Model, KernelSet, PageBudget, SubBatching], Executor]
+"""How an engine gets its executor."""

@@ -17,6 +17,7 @@ from itertools import pairwise
 import torch
 
 from batchgen_beam.models.interface import BatchView, Layer, LayerState, Model, Scores
+from batchgen_beam.settings import EngineSettings
 
 __all__ = ["WHOLE", "SubBatch", "SubBatching", "combine", "combined_forward", "cut", "split_rows", "sub_batch"]
 
@@ -34,6 +35,11 @@ class SubBatching:
     def __post_init__(self) -> None:
         if self.attention < 0 or self.expert < 0:
             raise ValueError(f"a sub-batch has at least one row or token, or 0 for all; got {self}")
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> SubBatching:
+        """What the settings say."""
+        return cls(attention=settings.attention_batch, expert=settings.expert_batch)
 
     @property
     def is_whole(self) -> bool:

@@ -10,31 +10,53 @@ Shape suffixes: T tokens, k experts of a token, A = T * k assignments, N tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from batchgen_beam.models.experts import Expert, Routing
 
-__all__ = ["run_experts"]
+__all__ = ["ExpertBatch", "add_up", "by_expert", "run_experts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBatch:
+    """The tokens that go to one expert, in order, and its weight for each."""
+
+    expert: int
+    tokens_N: Tensor
+    weights_N1: Tensor
+
+
+def by_expert(routing: Routing, count: int) -> Iterator[ExpertBatch]:
+    """The assignments of those of `count` experts that have any, in ascending id."""
+    chosen = routing.ids_Tk.shape[1]
+    order_A = torch.argsort(routing.ids_Tk.flatten(), stable=True)
+    tokens_A, weights_A1 = order_A // chosen, routing.weights_Tk.flatten()[order_A, None]
+    begin = 0
+    for expert, tokens in enumerate(torch.bincount(routing.ids_Tk.flatten(), minlength=count).tolist()):
+        if tokens:
+            part = slice(begin, begin + tokens)
+            yield ExpertBatch(expert=expert, tokens_N=tokens_A[part], weights_N1=weights_A1[part])
+            begin += tokens
+
+
+def add_up(results: Iterable[tuple[ExpertBatch, Tensor]], shared_TD: Tensor | None, like_TD: Tensor) -> Tensor:
+    """Sum of weight times result over each token's experts, then `shared_TD`, in float32, rounded once to the shape and
+    number format of `like_TD`."""
+    total_TD = torch.zeros(like_TD.shape, dtype=torch.float32, device=like_TD.device)
+    for batch, found_ND in results:
+        total_TD.index_add_(0, batch.tokens_N, batch.weights_N1 * found_ND.float())
+    if shared_TD is not None:
+        total_TD += shared_TD.float()
+    return total_TD.to(like_TD.dtype)
 
 
 def run_experts(x_TD: Tensor, routing: Routing, experts: Sequence[Expert], run: Callable[[Tensor, Expert], Tensor],
                 shared_TD: Tensor | None) -> Tensor:
     """Sum of weight times `run(x, expert)` over each token's experts, then `shared_TD`, rounded once, [T, D]."""
-    chosen = routing.ids_Tk.shape[1]
-    order_A = torch.argsort(routing.ids_Tk.flatten(), stable=True)
-    tokens_A, weights_A1 = order_A // chosen, routing.weights_Tk.flatten()[order_A, None]
-    total_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-    begin = 0
-    for expert, count in enumerate(torch.bincount(routing.ids_Tk.flatten(), minlength=len(experts)).tolist()):
-        if count:
-            part = slice(begin, begin + count)
-            tokens_N = tokens_A[part]
-            found_ND = run(x_TD[tokens_N], experts[expert]).float()
-            total_TD.index_add_(0, tokens_N, weights_A1[part] * found_ND)
-            begin += count
-    if shared_TD is not None:
-        total_TD += shared_TD.float()
-    return total_TD.to(x_TD.dtype)
+    results = ((batch, run(x_TD[batch.tokens_N], experts[batch.expert]))
+               for batch in by_expert(routing, len(experts)))
+    return add_up(results, shared_TD, x_TD)

@@ -25,6 +25,7 @@ from batchgen_beam.weights.quantized_storage import (
     gather_quantized,
 )
 from batchgen_beam.weights.shards import read_tensors
+from batchgen_beam.weights.text_part import text_part
 
 __all__ = ["CheckpointFacts", "check_checkpoint"]
 
@@ -63,14 +64,16 @@ def check_checkpoint(folder: Path) -> CheckpointFacts:
     require_supported(config)
     if not expected_parameters(config):
         return CheckpointFacts(folder=folder, config=config, tensors={}, parameters={}, ignored=())
-    stored, unread = _gather(read_tensors(folder), config)
+    language, other_parts = text_part(config, read_tensors(folder), folder)
+    stored, unread = _gather(language, config)
     parameters = expected_parameters(config, stored)
     ignored = match_names(config, parameters, stored, folder)
     _check_shapes(parameters, stored)
     if HEAD in ignored:
         _check_tied_head(stored[EMBEDDING], stored[HEAD])
     tensors = {parameter.name: stored[parameter.stored] for parameter in parameters}
-    return CheckpointFacts(folder=folder, config=config, tensors=tensors, ignored=tuple(sorted(ignored + unread)),
+    return CheckpointFacts(folder=folder, config=config, tensors=tensors,
+                           ignored=tuple(sorted(ignored + unread + other_parts)),
                            parameters={parameter.name: parameter for parameter in parameters})
 
 

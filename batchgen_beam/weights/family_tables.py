@@ -1,4 +1,4 @@
-"""The tables of tensors of sparse families: Mixtral, Qwen3-MoE, DeepSeek-V2 and V3, Kimi-K2, GPT-OSS.
+"""The tables of tensors of sparse families: Mixtral, Qwen3-MoE, DeepSeek-V2 and V3, Kimi-K2 and K2.5, GPT-OSS.
 
 A row is the tensor's name within its layer, the parameter's name, and its shape in letters.  Experts come one tensor
 each, as published; or all in one tensor, `[E, 2 M, D]` with gate before up, as some tools write them again; or

@@ -157,7 +157,8 @@ def test_nested_text_config(tmp_path: Path, outer: str, text: str, cls: type) ->
     assert config.tie_word_embeddings is False
 
 
-SUPPORTED = {"llama", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss", "batchgen_fake"}
+SUPPORTED = {"llama", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "gpt_oss",
+             "batchgen_fake"}
 
 
 @pytest.mark.parametrize("model_type", sorted(set(get_registered_models()) - SUPPORTED))

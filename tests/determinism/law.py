@@ -52,11 +52,12 @@ class Law:
         return said(run(self.engine(max_rows=len(self.prompts), attention_batch=attention, expert_batch=expert),
                         self.prompts))
 
-    def churned(self, every: int, host_pages: int, pages: int, *, sharing: bool = True) -> tuple[Bits, Churn]:
-        """A small pool in which every row is held and evicted at least twice (the oldest is only held)."""
-        churn = Churn(every=every)
-        rig = self.engine(plan=churn, kv_memory=kv_bytes(self.model, pages),
-                          kv_host_memory=kv_bytes(self.model, host_pages), prefix_sharing=sharing)
+    def churned(self, every: int, host_pages: int, pages: int, *, sharing: bool = True, times: int = 2,
+                **sizes: int) -> tuple[Bits, Churn]:
+        """A small pool in which every row is held and evicted at least `times` (the oldest is only held)."""
+        churn = Churn(every=every, times=times)
+        rig = self.engine(plan=churn, kv_memory=kv_bytes(self.model, pages), prefix_sharing=sharing,
+                          kv_host_memory=kv_bytes(self.model, host_pages), **sizes)
         return said(run(rig, self.prompts)), churn
 
     def in_lanes(self, lanes: int) -> Bits:

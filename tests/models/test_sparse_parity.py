@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import Model
 from batchgen_beam.weights.loader import load_model
 from tests.models.paged import PagedRun, greedy
-from tests.models.tiny import NEW_TOKENS, TINIES, Reference, make_reference
+from tests.models.tiny import NEW_TOKENS, QUANTISED, TINIES, Reference, make_reference, stored_tensors
 
 TOLERANCE = 1e-4
 """Both sides sum in float32 in different orders: about 1e-5 on logits of size 5; a wrong mechanism is over 1e-3."""
@@ -33,7 +33,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Refe
 
     def get(name: str) -> Reference:
         if name not in made:
-            made[name] = make_reference(TINIES[name], tmp_path_factory.mktemp("tiny") / "model")
+            made[name] = make_reference((TINIES | QUANTISED)[name], tmp_path_factory.mktemp("tiny") / "model")
         return made[name]
 
     return get
@@ -46,7 +46,7 @@ def largest_difference(folder: Path, reference: Reference) -> float:
                for prompt, logits in zip(reference.prompts, reference.logits, strict=True))
 
 
-@pytest.mark.parametrize("name", TINIES)
+@pytest.mark.parametrize("name", TINIES | QUANTISED)
 def test_logits_and_greedy_tokens_equal_transformers(name: str, references: Callable[[str], Reference]) -> None:
     """Every prompt token's logits within 1e-4, greedy tokens equal; prompts are shorter and longer than windows."""
     reference = references(name)
@@ -54,6 +54,18 @@ def test_logits_and_greedy_tokens_equal_transformers(name: str, references: Call
     model = load_model(reference.folder, KERNELS)
     for prompt, expected in zip(reference.prompts, reference.greedy, strict=True):
         assert tuple(greedy(PagedRun(model, KERNELS), "x", prompt, NEW_TOKENS)) == expected
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_weights_are_their_values(name: str, references: Callable[[str], Reference]) -> None:
+    """A quantised checkpoint's logits have the bits of those of the checkpoint of its dequantised values."""
+    reference = references(name)
+    stored = {tensor.dtype for tensor in stored_tensors(reference.folder).values()}
+    assert not stored <= {torch.float32, torch.bfloat16}
+    for dtype in (torch.float32, torch.bfloat16):
+        kernels = TorchKernels(dtype)
+        assert torch.equal(whole(load_model(reference.folder, kernels), kernels),
+                           whole(load_model(reference.plain, kernels), kernels))
 
 
 def rope(**keys: Any) -> dict[str, Any]:
@@ -90,7 +102,13 @@ MUTATIONS = [
     ("deepseek_v3", rope(beta_slow=0.1)),
     ("kimi_k2", {"rms_norm_eps": 1e-6}),
     ("kimi_k2", {"routed_scaling_factor": 1.0}),
+    ("kimi_k2", {"norm_topk_prob": False}),
     ("kimi_k2", NO_YARN),
+    ("kimi_k2", rope(factor=2.0)),
+    ("kimi_k25", {"rms_norm_eps": 1e-6}),
+    ("kimi_k25", {"routed_scaling_factor": 1.0}),
+    ("kimi_k25", {"rope_theta": 10000.0}),
+    ("kimi_k25", {"rope_scaling": None}),
     ("gpt_oss", {"sliding_window": 4096}),
     ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     ("gpt_oss", {"swiglu_limit": 7.0}),
@@ -106,9 +124,10 @@ def test_each_mechanism_matters(name: str, change: dict[str, Any], tmp_path: Pat
     """With one mechanism switched off or one number changed, the comparison fails clearly."""
     reference = references(name)
     config = json.loads((reference.folder / "config.json").read_text())
-    inner = {**config["rope_parameters"], **change.get("rope_parameters", {})}
-    changed = {**config, **change, "rope_parameters": {key: value for key, value in inner.items() if value is not None}}
-    (tmp_path / "config.json").write_text(json.dumps(changed))
+    text = config.get("text_config", config)
+    inner = {**text.get("rope_parameters", {}), **change.get("rope_parameters", {})}
+    text |= change | {"rope_parameters": {key: value for key, value in inner.items() if value is not None} or None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     for file in reference.folder.glob("model*"):
         (tmp_path / file.name).symlink_to(file)
     assert largest_difference(tmp_path, reference) > VISIBLE
@@ -117,15 +136,20 @@ def test_each_mechanism_matters(name: str, change: dict[str, Any], tmp_path: Pat
 WEIGHTS = [(name, part) for name, parts in {
     "qwen3_moe": ("q_norm.weight", "k_norm.weight"),
     "deepseek_v2": ("shared_experts.down_proj.weight", "q_a_layernorm.weight"),
+    "deepseek_v2_lite": ("shared_experts.down_proj.weight", "kv_a_layernorm.weight"),
     "deepseek_v3": ("e_score_correction_bias", "shared_experts.down_proj.weight", "kv_a_layernorm.weight"),
+    "kimi_k25": ("e_score_correction_bias", "shared_experts.down_proj.weight"),
     "gpt_oss": ("sinks", "router.bias", "gate_up_proj_bias", "down_proj_bias", "o_proj.bias"),
+    "deepseek_v3, fp8": ("down_proj.weight_scale_inv", "kv_a_proj_with_mqa.weight_scale_inv"),
+    "gpt_oss, mxfp4": ("gate_up_proj_scales", "down_proj_scales"),
+    "kimi_k25, int4": ("gate_proj.weight_scale", "down_proj.weight_scale"),
 }.items() for part in parts]
 
 
 @pytest.mark.parametrize(("name", "part"), WEIGHTS)
 def test_each_small_weight_matters(name: str, part: str, tmp_path: Path,
                                    references: Callable[[str], Reference]) -> None:
-    """With a norm's weights at 1, or a bias, a sink or a shared expert at 0, the comparison fails clearly."""
+    """With a norm's weights at 1, or a bias, a sink, a shared expert or a scale at 0, the comparison fails clearly."""
     reference = references(name)
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     neutral = torch.ones_like if "norm" in part else torch.zeros_like
@@ -134,11 +158,6 @@ def test_each_small_weight_matters(name: str, part: str, tmp_path: Path,
     save_file({key: neutral(tensor) if key.endswith(part) else tensor for key, tensor in stored.items()},
               tmp_path / "model.safetensors")
     assert largest_difference(tmp_path, reference) > VISIBLE
-
-
-def stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """All of a checkpoint's tensors."""
-    return {key: tensor for file in sorted(folder.glob("*.safetensors")) for key, tensor in load_file(file).items()}
 
 
 def whole(model: Model, kernels: TorchKernels) -> Tensor:

@@ -143,6 +143,7 @@ def fp8(block: list[int] | None) -> dict[str, Any]:
 
 FORMS = {
     "fp8 ragged blocks": Form(config=fp8([48, 40]), make=fp8_block((48, 40), "float")),
+    "fp8 ragged last blocks": Form(config=fp8([128, 128]), make=fp8_block((128, 128), "float")),
     "fp8 exponents in bytes": Form(config=fp8([32, 32]), make=fp8_block((32, 32), "bytes")),
     "fp8 exponents": Form(config=fp8([128, 128]), make=fp8_block((128, 128), "exponent")),
     "fp8 one scale": Form(config=fp8(None), make=fp8_lines(False, lambda rows: (), "_scale_inv")),
@@ -165,3 +166,8 @@ FORMS = {
         make=int4(16, symmetric=False)),
     "mxfp4": Form(config=compressed("mxfp4-pack-quantized", 4, "float", strategy="group", group_size=32), make=mxfp4),
 }
+
+GPT_OSS_EXPERTS = Form(
+    config={"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    make=mxfp4_experts)  # type: ignore[arg-type]
+"""Weights of three dimensions, the experts of a layer together."""

@@ -21,7 +21,7 @@ from batchgen_beam.weights.checkpoint import check_checkpoint
 from batchgen_beam.weights.identity import weights_identity
 from batchgen_beam.weights.loader import load_model
 from batchgen_beam.weights.name_tables import expected_parameters
-from tests.weights.quantized_tensors import FORMS, Form, fp8, mxfp4_experts
+from tests.weights.quantized_tensors import FORMS, GPT_OSS_EXPERTS, Form, fp8
 
 SIZES: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 40, "num_hidden_layers": 1,
@@ -124,10 +124,8 @@ def test_latent_attention_and_experts(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_gpt_oss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-OSS in MXFP4 loads as its values do, expert by expert; biases stay plain."""
-    form = Form(config={"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
-                make=mxfp4_experts)  # type: ignore[arg-type]
-    stored, plain = make(tmp_path / "q", GPT_OSS, form, lambda name: name.endswith("_proj"))
-    quantised = save(tmp_path / "q", stored, GPT_OSS | {"quantization_config": form.config})
+    stored, plain = make(tmp_path / "q", GPT_OSS, GPT_OSS_EXPERTS, lambda name: name.endswith("_proj"))
+    quantised = save(tmp_path / "q", stored, GPT_OSS | {"quantization_config": GPT_OSS_EXPERTS.config})
     load_model(quantised, TorchKernels(torch.float32))
     assert_same(loaded(quantised, monkeypatch, torch.float32),
                 loaded(save(tmp_path / "p", plain, GPT_OSS), monkeypatch, torch.float32))
