@@ -16,7 +16,7 @@ from batchgen_beam.engine.partition import follow
 from batchgen_beam.errors import EngineError
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.partitioned_set import PartitionedKernels
-from batchgen_beam.kernels.process_group import MeetingPlace, ProcessGroup
+from batchgen_beam.kernels.process_group import Gathering, MeetingPlace, ProcessGroup
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import CacheSpec, KernelSet
 from batchgen_beam.settings import EngineSettings
@@ -42,12 +42,21 @@ class Case:
 
 
 class DirtyKernels(PartitionedKernels):
-    """A partitioned set whose fresh pages hold no numbers, so that whoever does not clear them shows."""
+    """A partitioned set whose fresh pages hold no numbers, so that those that were cleared can be told."""
+
+    def __init__(self, inner: KernelSet, group: Gathering) -> None:
+        super().__init__(inner, group)
+        self.caches: list[Tensor] = []
+
+    def dirty_pages(self) -> list[Tensor]:
+        """For each cache, whether a page still holds something that is no number."""
+        return [cache.isnan().flatten(1).any(1) for cache in self.caches]
 
     def allocate(self, spec: CacheSpec, count: int, page_tokens: int) -> Tensor:
         """Page 0 stays zero."""
         cache = super().allocate(spec, count, page_tokens)
         cache[1:] = float("nan")
+        self.caches.append(cache)
         return cache
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from batchgen_beam.engine.engine import Engine
-from batchgen_beam.engine.partition import leading
+from batchgen_beam.engine.partition import follow, leading
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.errors import EngineError
 from batchgen_beam.kernels.process_group import MeetingPlace, ProcessGroup
@@ -24,6 +25,7 @@ from batchgen_beam.settings import EngineSettings
 from batchgen_beam.weights.loader import load_model
 from tests.engine.partition_processes import WAIT, Case, DirtyKernels, followers
 from tests.engine.rigs import Churn, finish, kv_bytes, prompt, run, said
+from tests.kernels.partitions import in_partition as in_partition_of_threads
 from tests.kernels.sets import HIGHEST, NEEDS_NATIVE
 from tests.models import tiny_llama
 from tests.models.tiny import TINIES, make_reference
@@ -104,6 +106,24 @@ def test_two_processes_have_the_bits_of_one(name: str, folders: dict[str, Path],
         assert min(len(churn.holds), len(churn.evictions)) > 1
 
     in_partition(replace(case, settings=small), tmp_path / "p", 2, work, schedule=churn)
+
+
+def test_every_process_clears_the_pages_that_rows_get(folders: dict[str, Path], tmp_path: Path) -> None:
+    """A page that a row got holds numbers only, in the leader's part of the cache and in its follower's."""
+    case = case_of("mixtral float32 torch", folders)
+
+    def work(group: ProcessGroup) -> list[Tensor]:
+        kernels = DirtyKernels(case.kernels(), group)
+        if group.rank:
+            follow(load_model(case.folder, kernels), kernels, case.settings, group)
+        else:
+            with leading(engine_of(case, kernels), group) as engine:
+                run(engine, PROMPTS[:2])
+        return kernels.dirty_pages()
+
+    for one, other in zip(*in_partition_of_threads(tmp_path / "p", 2, work), strict=True):
+        assert torch.equal(one, other)
+        assert len(one) == 1 or not bool(one.all())
 
 
 def test_a_straggler_goes_on_in_three_processes(folders: dict[str, Path], tmp_path: Path) -> None:
