@@ -123,3 +123,5 @@ def _flags(plan: BatchPlan) -> Iterator[str]:
     if plan.choice.b_attn < plan.rows:
         yield f"--attention-batch={plan.choice.b_attn}"
     yield f"--kv-memory={plan.placement.kv_device}"
+    if plan.placement.disk_weights:
+        yield f"--weight-memory={plan.placement.fixed + plan.placement.resident + plan.placement.buffers}"

@@ -132,6 +132,22 @@ def test_this_machine_is_planned_with_what_a_run_takes(tmp_path: Path, capsys: p
     assert request.engine.kv_memory == table(text)["keys and values"][0]
 
 
+def test_a_plan_that_streams_says_so_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With less memory for weights than they take, `run` is given what the plan puts there, which is within it."""
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = [f"--model={model}", f"--model-cache={tmp_path}", "--rows=8", "--prompt-tokens=20", "--output-tokens=4",
+             "--device-memory=1GiB", "--kernels=torch", "--dtype=float32", "--threads=1"]
+    whole = table(plan(capsys, *flags))
+    limit = whole["weights always needed"][0] + int(0.9 * whole["weights of layers"][0])
+    text = plan(capsys, *flags, f"--weight-memory={limit}")
+    found = re.findall(r"^run with +(.*)$", text, re.M)[0].split()
+    request = RunRequest.of(parse_options(["--input=a", "--output=b", f"--model={model}", *found]))
+    rows = table(text)
+    assert rows["weights of layers"][1] > 0
+    assert request.engine.weight_memory == sum(
+        rows[name][0] for name in ("weights always needed", "weights of layers", "buffers for weights")) <= limit
+
+
 def broken(**changes: Any) -> str:
     """A device profile with other values, as JSON."""
     profile = {"name": "x", "source": "y", "flops": 1e12, "memory_bandwidth": 1e11, "memory": GB, "to_device": 1e9,
