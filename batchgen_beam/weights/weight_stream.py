@@ -169,6 +169,8 @@ class WeightStream:
         for fill in self._ahead:
             fill.abandoned.set()
         self._reader.shutdown(wait=True, cancel_futures=True)
+        if self._ahead:
+            LOG.info("streamed weights: %s", self.stats())
         self._held = None
         self._ahead.clear()
         self._free.clear()

@@ -132,6 +132,21 @@ def test_steps_that_need_every_expert_read_each_unit_once(rig: Rig) -> None:
     assert stats.unused_bytes == 0
 
 
+def test_what_is_read_in_vain_is_counted(rig: Rig) -> None:
+    """Bytes read are those used, those counted as unused, and at most what is ahead: after steps that need every expert
+    more is read ahead than a step of one expert uses."""
+    every = {layer: list(range(EXPERTS)) for layer in range(LAYERS)}
+    few = {0: [7], 1: [6], 2: [7]}
+    for _ in range(30):
+        step(rig, every)
+        step(rig, few)
+    attention, expert = rig.order[0].size, rig.order[1].size
+    used = 30 * (2 * LAYERS * attention + (EXPERTS + 1) * LAYERS * expert)
+    stats = rig.stream.stats()
+    assert stats.unused_bytes > 0
+    assert 0 <= stats.read_bytes - stats.unused_bytes - used <= 2 * rig.largest
+
+
 def test_all_memory_is_the_buffers(rig: Rig) -> None:
     """Three buffers of the largest unit."""
     assert rig.stream.stats().buffer_bytes == 3 * rig.largest
