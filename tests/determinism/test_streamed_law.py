@@ -106,14 +106,17 @@ def test_how_much_is_streamed_reaches_no_bit(name: str, dtype: torch.dtype, fold
 
 @NEEDS_NATIVE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_panels_are_streamed(dtype: torch.dtype, folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """A Llama with biases on the native kernels, which read the buffers in place: the bits of the fused pass over
-    weights in memory."""
-    kernels = native_kernels(dtype, threads=1)
-    law = law_of(load_model(folders("llama"), kernels), kernels)
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss"])
+def test_native_panels_are_streamed(name: str, dtype: torch.dtype, folders: Callable[[str], Path],
+                                    tmp_path: Path) -> None:
+    """On the native kernels, which read the buffers in place, expert by expert: the bits of weights in memory, where a
+    Llama's pass is fused and experts go together."""
+    kernels = native_kernels(dtype, threads=2)
+    law = law_of(load_model(folders(name), kernels), kernels)
     reference = law.batched(len(LENGTHS))
+    assert law.sub_batched(3, 16) == reference
     for share in (0.0, 0.6):
-        model = tiered(folders("llama"), kernels, tmp_path, share=share)
+        model = tiered(folders(name), kernels, tmp_path, share=share)
         streamed = replace(law, model=model.model)
         assert streamed.batched(len(LENGTHS)) == reference, share
         assert streamed.sub_batched(3, 16) == reference, share
