@@ -154,25 +154,26 @@ def disk_rate(folder: Path) -> float:
     raise SystemExit(f"{folder} holds less than {DISK_SAMPLE:,} bytes to read")
 
 
-def _drop(files: Sequence[Path], over: threading.Event) -> None:
-    """Keep files out of the page cache until `over`."""
+def _drop(folders: Sequence[Path]) -> None:
+    """Take all files in the folders out of the page cache."""
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _keep_out(folders: Sequence[Path], over: threading.Event) -> None:
+    """The same until `over`."""
     while not over.wait(DROP_SECONDS):
-        for path in files:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+        _drop(folders)
 
 
 def run_limited(command: Sequence[str | Path], limit: int, folders: Sequence[Path]) -> dict[str, Any]:
     """The command's JSON, with the group's peak; or how it ended."""
     with memory_group(limit) as group:
         over = threading.Event()
-        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-        for path in files:  # both begin with nothing of them in memory
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-        dropper = threading.Thread(target=_drop, args=(files, over), daemon=True)
+        _drop(folders)  # both begin with nothing of them in memory
+        dropper = threading.Thread(target=_keep_out, args=(folders, over), daemon=True)
         if group is None:
             dropper.start()
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False,

@@ -21,7 +21,7 @@ __all__ = ["SparseFeedForward"]
 
 
 class SparseFeedForward:
-    """Parameters: `router` and, where there is one, `router.bias` and `router.correction`, all in float32;
+    """Parameters: `router` and, where there is one, `router.bias` and `router.correction`, whose logits are float32;
     `experts.<e>.{gate,up,down}` with biases if `biased`, `shared.{gate,up,down}`."""
 
     def __init__(self, source: Parameters, rule: RouterRule, count: int, *, corrected: bool = False,

@@ -1,6 +1,6 @@
 """A model folder made into a running engine.
 
-Owns the order: threads fixed, weights loaded, kernels tested on this machine, prints computed, driver started.  Does
+Owns the order: threads fixed, kernels tested on this machine, weights loaded, prints computed, driver started.  Does
 not know Beam, rows or who shares the engine.
 """
 
@@ -72,8 +72,8 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     shapes = model_shapes(model.config)
     kernels = choose_kernels(getattr(torch, settings.dtype), shapes, wanted=settings.kernels, threads=settings.threads,
                              cache=cache, kv_dtype=settings.kv_dtype)
+    test = check_invariance(kernels, shapes)  # before the weights: what it packs is not in memory beside them
     weights = _load_weights(model.path, kernels, settings.weight_memory, cache)
-    test = check_invariance(kernels, shapes)
     for failure in test.failures:
         LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
     numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)

@@ -35,9 +35,10 @@ _NO_CRC = "0" * 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlan:
     """What a copy is made from: `products` within layers, the checkpoint's `tensors` by parameter, and `source`, the
-    identity of its weights."""
+    identity of its weights; `storage` says how their numbers are read, which config.json decides."""
 
     source: str
+    storage: str
     packing: Packing
     dtype: torch.dtype
     products: tuple[Product, ...]
@@ -51,8 +52,8 @@ class CopyPlan:
 
     @property
     def folder_name(self) -> str:
-        """Other weights or another packing have another folder."""
-        digest = hashlib.sha256(f"{self.packing.name} {self.dtype}".encode()).hexdigest()
+        """Other weights, another reading of them or another packing have another folder."""
+        digest = hashlib.sha256(f"{self.packing.name} {self.dtype} {self.storage}".encode()).hexdigest()
         return f"{self.prefix}{digest[:16]}-v{FORMAT_VERSION}"
 
     def by_area(self) -> dict[str, tuple[Product, ...]]:

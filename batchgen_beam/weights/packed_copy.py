@@ -140,6 +140,8 @@ def _is_sound(file: PackedFile) -> bool:
             crc, left = 0, area.size
             while left:
                 block = stream.read(min(_BLOCK, left))
+                if not block:  # it was cut while it is read
+                    break
                 crc, left = zlib.crc32(block, crc), left - len(block)
             if f"{crc:08x}" != area.crc:
                 LOG.warning("%s: area %s is damaged (CRC-32 %08x, written %s); the file is made again", file.path,

@@ -1,9 +1,10 @@
 """Which weights stay in memory under a limit, and which are streamed.  Pure arithmetic; reads and allocates nothing.
 
-A unit is what is read at once: a layer's attention, its dense or shared part, one expert.  A step reads each streamed
-byte at most once, so the plan with the fewest of them is the fastest; units that every token needs stay first, since an
-expert that no token chose isn't read at all, then the first expert of every layer, the second, and so on, so that no
-layer waits longer for the disk than another.  Does not know kernels or files.
+A unit is what is read at once: a layer's attention, its dense or shared part, one expert.  A step needs each streamed
+byte at most once (or once for each part of it, where --expert-batch cuts it), so the plan with the fewest of them is
+the fastest; units that every token needs stay first, since an expert that no token chose isn't needed, then the first
+expert of every layer, the second, and so on, so that no layer waits longer for the disk than another.  Does not know
+kernels or files.
 """
 
 from __future__ import annotations

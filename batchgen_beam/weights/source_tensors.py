@@ -47,11 +47,15 @@ def checked_sources(tensors: Sequence[TensorFacts], known: Mapping[str, str]) ->
 
 def _checksum(tensor: TensorFacts) -> str:
     crc, left = 0, tensor.end - tensor.start
-    with tensor.file.open("rb") as file:
-        file.seek(tensor.start)
-        while left:
-            block = file.read(min(_BLOCK, left))
-            if not block:
-                raise CheckpointError(f"{tensor.file} ends within tensor {tensor.name}; fetch the file again")
-            crc, left = zlib.crc32(block, crc), left - len(block)
+    try:
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            while left:
+                block = file.read(min(_BLOCK, left))
+                if not block:
+                    raise CheckpointError(f"{tensor.file} ends within tensor {tensor.name}; fetch the file again")
+                crc, left = zlib.crc32(block, crc), left - len(block)
+    except OSError as error:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} can't be read: {error.strerror or error}; fetch "
+                              "the file again") from error
     return f"{crc:08x}"

@@ -121,8 +121,8 @@ def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: in
 def plan_copy(facts: CheckpointFacts, kernels: KernelSet, packing: Packing) -> tuple[CopyPlan, int]:
     """What a packed copy of the checkpoint holds, and the bytes of all else that the model keeps in memory."""
     products, fixed = _products(facts, kernels, packing)
-    return CopyPlan(source=weights_identity(facts.folder), packing=packing, dtype=kernels.dtype, products=products,
-                    tensors=facts.tensors, parameters=facts.parameters), fixed
+    return CopyPlan(source=weights_identity(facts.folder), storage=repr(facts.config.quantization), packing=packing,
+                    dtype=kernels.dtype, products=products, tensors=facts.tensors, parameters=facts.parameters), fixed
 
 
 def weight_units(plan: CopyPlan) -> list[Unit]:

@@ -108,7 +108,7 @@ class WeightStream:
         self._checked: set[str] = set()
         self._read_bytes, self._read_units, self._unused_bytes = 0, 0, 0
         self._waited, self._read_seconds = 0.0, 0.0
-        self._said_indirect = False
+        self._said_indirect = self._closed = False
         self._open: dict[int, DirectFile] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weight-stream")
         try:
@@ -169,8 +169,9 @@ class WeightStream:
         for fill in self._ahead:
             fill.abandoned.set()
         self._reader.shutdown(wait=True, cancel_futures=True)
-        if self._ahead:
+        if self._open and not self._closed:
             LOG.info("streamed weights: %s", self.stats())
+        self._closed = True
         self._held = None
         self._ahead.clear()
         self._free.clear()

@@ -69,6 +69,18 @@ def test_a_copy_is_made_once(folder: Path, tmp_path: Path) -> None:
     assert contents(first) == contents(second) == contents(converted(folder, tmp_path / "b")[0])
 
 
+def test_a_source_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    """As the checkpoint's fault, with the tensor, not as one of the folder that the copy goes to."""
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    plan = copy_plan(broken, CountingPacking())
+    shard = next(path for path in broken.glob("*.safetensors"))
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(CheckpointError, match=rf"{shard}: tensor .* can't be read: Is a directory"):
+        make_copy(plan, tmp_path / "cache")
+
+
 @pytest.mark.parametrize("products", [0, 1, PRODUCTS - 1, PRODUCTS, PRODUCTS + 7, 3 * PRODUCTS - 1])
 def test_a_killed_conversion_goes_on(folder: Path, tmp_path: Path, products: int) -> None:
     """A process killed before any product leaves no half file; the next run makes only the layers that are missing."""

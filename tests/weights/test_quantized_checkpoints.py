@@ -21,6 +21,7 @@ from batchgen_beam.weights.checkpoint import check_checkpoint
 from batchgen_beam.weights.identity import weights_identity
 from batchgen_beam.weights.loader import load_model
 from batchgen_beam.weights.name_tables import expected_parameters
+from tests.weights.convert_until import CountingPacking, copy_plan
 from tests.weights.quantized_tensors import FORMS, GPT_OSS_EXPERTS, Form, fp8
 
 SIZES: dict[str, Any] = {
@@ -230,6 +231,14 @@ def test_identity_is_of_quantised_bytes_too(tmp_path: Path, end: str) -> None:
     first = weights_identity(save(tmp_path, stored, config))
     stored[UP + end].view(torch.uint8)[-1, -1] ^= 1
     assert weights_identity(save(tmp_path, stored, config)) != first
+
+
+def test_another_reading_of_the_same_bytes_is_another_packed_copy(tmp_path: Path) -> None:
+    """When config.json is corrected, a copy of the numbers that were read wrongly is not taken for theirs."""
+    stored, _ = make(tmp_path, SIZES, FORMS["fp8 ragged blocks"])
+    configs = [SIZES | {"quantization_config": fp8(blocks)} for blocks in ([48, 40], [50, 40])]
+    names = {copy_plan(save(tmp_path, stored, config), CountingPacking()).folder_name for config in configs}
+    assert len(names) == 2
 
 
 def test_plain_model_keeps_its_class(tmp_path: Path) -> None:

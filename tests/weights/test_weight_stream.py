@@ -219,6 +219,18 @@ def test_a_file_system_without_direct_io_is_read_all_the_same(folder: Path, tmp_
     one.close()
 
 
+def test_what_a_stream_did_is_said_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """When it is closed, also where it has experts alone and none is being read."""
+    experts = [unit for layer in range(LAYERS) for unit in rig.experts(layer)]
+    stream = WeightStream(rig.copy, experts, buffers=2, buffer_bytes=rig.largest)
+    stream.expect(1, [rig.experts(1)[0].name])
+    stream.use(rig.experts(1)[0].name)
+    with caplog.at_level("INFO"):
+        stream.close()
+        stream.close()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["streamed weights"]
+
+
 def test_a_closed_stream_leaves_no_thread(folder: Path, tmp_path: Path) -> None:
     """Also while it is reading, and when a file of the copy is gone."""
     before = threading.active_count()
