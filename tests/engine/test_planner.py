@@ -140,6 +140,7 @@ def test_resident_layers_are_spread_evenly() -> None:
 @pytest.mark.parametrize(("costs", "budgets", "names"), [
     (Synthetic(), Budgets(device=5 * MB, unified=True), ("device",)),
     (Synthetic(), Budgets(device=GB, weights=3 * MB, unified=True), ("weight",)),
+    (Synthetic(), Budgets(device=GB, weights=0, unified=True), ("weight",)),
     (Synthetic(to_device=1e9, to_host=1e9), Budgets(device=100 * MB, host=0), ("host",)),
     (Synthetic(to_device=1e9, to_host=1e9), Budgets(device=5 * MB, host=0), ("device", "host")),
 ])
