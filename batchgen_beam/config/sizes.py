@@ -159,10 +159,14 @@ class LayerSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSizes:
-    """A model.  A tied head has no weights of its own, but costs its products all the same (`head_flops`)."""
+    """A model whose rows have at most `context` tokens.
+
+    A tied head has no weights of its own, but costs its products all the same (`head_flops`).
+    """
 
     hidden: int
     vocabulary: int
+    context: int
     embedding: Part
     head: Part
     layers: tuple[LayerSizes, ...]
