@@ -7,7 +7,7 @@ know how a plan is found, or how it is told.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -23,7 +23,7 @@ from batchgen_beam.engine.planner import plan_batches
 from batchgen_beam.engine.roofline import Roofline
 from batchgen_beam.engine.tiers import Budgets, Workload
 from batchgen_beam.errors import OptionError
-from batchgen_beam.pipelines.options import StrictParser, add_options, parse_size
+from batchgen_beam.pipelines.options import OPTIONS, StrictParser, add_options, parse_size
 from batchgen_beam.pipelines.plan_report import Planned, report
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.text.template import TemplateText
@@ -34,6 +34,9 @@ from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.transforms.resources import available_cores, available_memory
 
 __all__ = ["plan_model"]
+
+_OF_RUN = ("--dtype", "--kv-dtype", "--kernels", "--threads")
+"""Flags that make a run's arithmetic another one than that of the plan, where only one of them has it."""
 
 
 def plan_model(flags: Sequence[str], stream: TextIO) -> None:
@@ -68,8 +71,8 @@ def _parser() -> StrictParser:
                         help="of each device; default: the profile's, or what is free on this machine")
     parser.add_argument("--host-memory", type=parse_size, metavar="SIZE", default=0,
                         help="for weights, keys and values that the profile's devices do not hold")
-    parser.add_argument("--weight-memory", type=parse_size, metavar="SIZE",
-                        help="what of the devices' memory weights and their buffers may take")
+    parser.add_argument("--weight-memory", type=_limit, metavar="SIZE",
+                        help="what of the devices' memory weights and their buffers may take; 0: all of it")
     parser.add_argument("--price-per-hour", type=_price, metavar="X", help="of all devices together")
     return parser
 
@@ -78,6 +81,11 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
+
+
+def _limit(text: str) -> int | None:
+    """Bytes; 0 is no limit, as it is to `run`."""
+    return parse_size(text) or None
 
 
 def _price(text: str) -> float:
@@ -133,7 +141,15 @@ def _here(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, wor
     where = (f"this machine: {kernels.name} kernels, {threads} thread{'s' if threads > 1 else ''}, layers timed with "
              f"random weights, disk {costs.disk / 1e9:.2f} GB/s")
     return Planned(model_type=config.model_type, sizes=sizes, form=form, work=work, budgets=budgets, plan=plan,
-                   where=(("machine", where),), kept=f"as {given.dtype}")
+                   where=(("machine", where),), kept=f"as {given.dtype}", flags=tuple(_repeated(given)))
+
+
+def _repeated(given: argparse.Namespace) -> Iterator[str]:
+    """Flags of `run` that were given to the plan, where they are not the default."""
+    for option in OPTIONS:
+        value = getattr(given, option.name, option.default)
+        if option.flag in _OF_RUN and value != option.default:
+            yield f"{option.flag}={value}"
 
 
 def _elsewhere(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, work: Workload) -> Planned:

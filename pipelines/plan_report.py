@@ -21,7 +21,10 @@ _WIDTH = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan and what it was made for.  `where`: lines about the machine; `kept`: how weights are kept."""
+    """A plan and what it was made for.  `where`: lines about the machine; `kept`: how weights are kept.
+
+    `flags`: what of the plan's own flags `run` needs too.
+    """
 
     model_type: str
     sizes: ModelSizes
@@ -31,6 +34,7 @@ class Planned:
     plan: BatchPlan
     where: tuple[tuple[str, str], ...]
     kept: str
+    flags: tuple[str, ...] = ()
 
 
 def report(planned: Planned, price: float | None) -> Iterator[str]:
@@ -91,7 +95,7 @@ def _expected(planned: Planned, price: float | None) -> Iterator[tuple[str, str]
         cost = plan.seconds / 3600 * price
         yield "cost", f"{cost:,.2f} at {price:g} an hour, {cost / work.rows * 1000:,.4f} per 1,000 rows"
     if planned.budgets.unified:
-        yield "run with", " ".join(_flags(plan))
+        yield "run with", " ".join((*planned.flags, *_flags(plan)))
 
 
 def _layers(planned: Planned) -> str:

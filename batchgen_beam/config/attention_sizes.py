@@ -134,7 +134,7 @@ def _latent(config: MlaConfig, layer: int) -> AttentionSizes:
     index, index_numbers, index_values = _indexer(config, layer)
     part = Part(f"model.layers.{layer}.self_attn", (*queries, *down, *index),
                 numbers=hidden + rank + numbers + index_numbers)
-    return AttentionSizes(part=part, cache=Cache(values=rank + rotated + index_values, heads=2 + bool(index_values)),
+    return AttentionSizes(part=part, cache=Cache(values=rank + rotated + index_values, heads=1 + bool(index_values)),
                           context_flops=2 * heads * (2 * rank + rotated) + 2 * index_values * bool(index),
                           width=hidden + heads * (query + 2 * rank + rotated))
 

@@ -124,7 +124,7 @@ def _routed(config: DecoderConfig, layer: int, experts: _Experts) -> FeedForward
         shared = Part(f"{module}.shared_experts", _gated(_GATED, hidden, experts.shared_width) + gate)
     return FeedForwardSizes(
         dense=Part(module, numbers=_norms(config)), shared=shared,
-        router=Part(module, (Matrix("gate", experts.count, hidden, plain=True),),
+        router=Part(module, (Matrix("gate", experts.count, hidden, plain=True, exact=True),),
                     exact=experts.count * experts.corrected),
         expert=Part(f"{module}.experts.0", _gated(experts.names, hidden, experts.width)),
         experts=experts.count, experts_per_token=experts.chosen, inner=experts.width)
@@ -143,6 +143,6 @@ def _gpt_oss(config: GptOssConfig, module: str) -> FeedForwardSizes:
     expert = (Matrix("gate_up_proj", 2 * inner, hidden, True), Matrix("down_proj", hidden, inner, True))
     return FeedForwardSizes(
         dense=Part(module, numbers=_norms(config)),
-        router=Part(module, (Matrix("router", experts, hidden, True, True),)),
+        router=Part(module, (Matrix("router", experts, hidden, plain=True, exact=True),), exact=experts),
         expert=Part(f"{module}.experts", expert), experts=experts, experts_per_token=config.num_experts_per_tok,
         inner=inner)

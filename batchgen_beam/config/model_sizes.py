@@ -26,7 +26,7 @@ def model_sizes(config: ModelConfig) -> ModelSizes:
     biased = isinstance(config, PhiConfig)
     head = () if config.tie_word_embeddings else (Matrix("lm_head", vocabulary, hidden, biased, True),)
     return ModelSizes(
-        hidden=hidden, vocabulary=vocabulary,
+        hidden=hidden, vocabulary=vocabulary, context=config.max_position_embeddings,
         layers=tuple(_layer(config, layer) for layer in range(config.num_hidden_layers)),
         embedding=Part("model", (Matrix("embed_tokens", vocabulary, hidden, False, True),)),
         head=Part("", head, numbers=hidden * (2 if biased else 1)))

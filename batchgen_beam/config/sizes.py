@@ -22,7 +22,7 @@ class WeightForm:
     """What weights are kept as: in `dtype`, or where `stored` says so, as their checkpoint stores them.
 
     `exact` numbers (correction biases, recurrent states' constants) are float32 either way.  `head`: the output
-    projection is kept in that dtype, apart from the embedding even where it is tied to it.
+    projection and routers are kept in that dtype, the projection apart from the embedding even where it is tied to it.
     """
 
     dtype: str
@@ -31,6 +31,8 @@ class WeightForm:
 
     def matrix(self, module: str, matrix: Matrix) -> int:
         """Bytes of the matrix itself, without its bias."""
+        if matrix.exact and self.head is not None:
+            return matrix.outputs * matrix.inputs * DTYPE_BYTES[self.head]
         if self.stored is None or matrix.plain or is_plain(self.stored, f"{module}.{matrix.name}"):
             return matrix.outputs * matrix.inputs * DTYPE_BYTES[self.dtype]
         return matrix_bytes(self.stored, matrix.outputs, matrix.inputs)
@@ -38,13 +40,15 @@ class WeightForm:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight [outputs, inputs] that a token is multiplied with; `plain`: never stored quantised."""
+    """A weight [outputs, inputs] that a token is multiplied with; `plain`: never stored quantised; `exact`: with a
+    product that is never rounded (a router's)."""
 
     name: str
     outputs: int
     inputs: int
     bias: bool = False
     plain: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,10 +159,14 @@ class LayerSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSizes:
-    """A model.  A tied head has no weights of its own, but costs its products all the same (`head_flops`)."""
+    """A model whose rows have at most `context` tokens.
+
+    A tied head has no weights of its own, but costs its products all the same (`head_flops`).
+    """
 
     hidden: int
     vocabulary: int
+    context: int
     embedding: Part
     head: Part
     layers: tuple[LayerSizes, ...]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batchgen_beam.engine.paging import live_pages, pages_of
+from batchgen_beam.engine.paging import pages_of, useful_pages
 from batchgen_beam.errors import OptionError
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.models.interface import CacheSpec, Model
@@ -30,10 +30,10 @@ class PageBudget:
 
 
 def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
-    """State slots for `max_rows` first; the rest is shared over the paged groups in the proportion of one full row.
+    """State slots for `max_rows` first; of the rest all paged groups get as many pages: a row enters with as many.
 
-    No group gets more than `max_rows` rows of the context limit need.  `OptionError` if not even one page of each group
-    fits.
+    No group gets more than `max_rows` rows of the context limit can use: behind windows that is soon reached, and the
+    others get the rest.  `OptionError` if not even one page of each group fits.
     """
     page_bytes = _page_bytes([layer.cache_spec() for layer in model.layers])
     context = min(model.context_limit, settings.max_context or model.context_limit)
@@ -44,20 +44,29 @@ def page_budget(model: Model, settings: EngineSettings) -> PageBudget:
         raise OptionError(
             f"{settings.max_rows} state slots of {slot_bytes} bytes and one KV page of each cache group need {least} "
             f"bytes, --kv-memory is {settings.kv_memory}; raise --kv-memory or lower --max-rows")
-    row = {group: len(live_pages(group, 0, context)) for group in page_bytes if group.kind is not CacheKind.STATE}
-    row_bytes = sum(pages * page_bytes[group] for group, pages in row.items())
+    paged = {group: size for group, size in page_bytes.items() if group.kind is not CacheKind.STATE}
+    most = {group: useful_pages(group.window, settings.max_rows, context) for group in paged}
 
     def tier(memory: int) -> dict[GroupKey, int]:
-        rows = (memory - settings.max_rows * slot_bytes) / row_bytes if row_bytes else settings.max_rows
-        rows = max(0.0, min(rows, settings.max_rows)) if memory else 0
         states = settings.max_rows if memory else 0
-        return {group: 1 + (int(rows * row[group]) if group in row else states) for group in page_bytes}
+        pages = _shared(memory - states * slot_bytes, paged, most)
+        return {group: 1 + pages.get(group, states) for group in page_bytes}
 
     device = tier(settings.kv_memory)
-    held = min((device[group] - 1 for group in row), default=pages_of(context))
+    held = min((device[group] - 1 for group in paged), default=pages_of(context))
     return PageBudget(device=device, host=tier(settings.kv_host_memory), context_limit=context,
                       longest_row=min(context, held * PAGE_TOKENS),
-                      token_bytes=sum(page_bytes[group] for group in row) // PAGE_TOKENS)
+                      token_bytes=sum(paged.values()) // PAGE_TOKENS)
+
+
+def _shared(memory: int, sizes: Mapping[GroupKey, int], most: Mapping[GroupKey, int]) -> dict[GroupKey, int]:
+    """As many pages of each group; what one of them can't use goes to the others."""
+    pages: dict[GroupKey, int] = {}
+    for group in sorted(sizes, key=lambda one: most[one]):
+        together = sum(size for other, size in sizes.items() if other not in pages)
+        pages[group] = max(0, min(most[group], memory // together))
+        memory -= pages[group] * sizes[group]
+    return pages
 
 
 def _page_bytes(specs: Sequence[Sequence[CacheSpec]]) -> dict[GroupKey, int]:

@@ -122,6 +122,15 @@ class _Passes:
                          for spec in layer.cache_spec()} for layer in model.layers]
         for cache in (cache for layer in self._caches for cache in layer.values()):
             cache[1:] = _WRITTEN if cache.dtype is torch.int8 else 1
+        self._in_one_call = self._tells_parts(self._view(_Size(1, 1, 0)))
+
+    @torch.inference_mode()
+    def _tells_parts(self, view: BatchView) -> bool:
+        """Whether the kernel set runs a pass of this model in one call, and tells its parts."""
+        before = dict(self._kernels.seconds())
+        if before:
+            self._model.forward(view)
+        return dict(self._kernels.seconds()) != before
 
     def measure(self, sizes: Sequence[_Size]) -> dict[_Size, _Clock]:
         """Passes of ascending sizes, two at least."""
@@ -142,16 +151,16 @@ class _Passes:
 
     @torch.inference_mode()
     def _pass(self, view: BatchView, clock: _Clock) -> None:
-        before, began = dict(self._kernels.seconds()), self._clock()
-        scores = self._model.forward(view) if before else None
-        parts = {name: seconds - before[name] for name, seconds in self._kernels.seconds().items()}
-        if scores is not None and any(parts.values()):
-            self._share(parts, clock)
-            self._choose(scores, view)
-            layers = sum(parts[name] for name in (*_ATTENTION_PARTS, *_FEED_FORWARD_PARTS))
-            clock.head.append(max(0.0, self._clock() - began - layers))
-        else:
+        if not self._in_one_call:
             self._by_layers(view, clock)
+            return
+        before, began = dict(self._kernels.seconds()), self._clock()
+        scores = self._model.forward(view)
+        parts = {name: seconds - before[name] for name, seconds in self._kernels.seconds().items()}
+        self._share(parts, clock)
+        self._choose(scores, view)
+        layers = sum(parts[name] for name in (*_ATTENTION_PARTS, *_FEED_FORWARD_PARTS))
+        clock.head.append(max(0.0, self._clock() - began - layers))
 
     def _share(self, parts: Mapping[str, float], clock: _Clock) -> None:
         """A pass in one call: its parts, for every layer alike."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchgen_beam.config.sizes import DTYPE_BYTES, LayerSizes, ModelSizes, WeightForm
+from batchgen_beam.engine.paging import pages_of, useful_pages
 from batchgen_beam.settings import PAGE_TOKENS
 
 __all__ = ["LayerLoad", "ModelLoad"]
@@ -43,10 +44,10 @@ class LayerLoad:
         """Weights of the whole half."""
         return self.fixed_bytes + self.experts * self.expert_bytes
 
-    def row_bytes(self, tokens: int) -> int:
-        """What is kept of a row of so many tokens, in whole pages."""
-        pages = -(-self.seen(tokens) // PAGE_TOKENS)
-        return int(pages) * PAGE_TOKENS * self.kv_token_bytes + self.state_bytes
+    def kv_bytes(self, rows: int, tokens: int, context: int) -> int:
+        """What is kept of rows of so many tokens, `context` at most, in whole pages, as `page_budget` counts them."""
+        pages = min(rows * pages_of(tokens), useful_pages(self.window, rows, context))
+        return pages * PAGE_TOKENS * self.kv_token_bytes + rows * self.state_bytes
 
     def seen(self, tokens: float) -> float:
         """Tokens of the past that attention looks at."""
@@ -61,13 +62,17 @@ class LayerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """All layers, and the embedding and head around them.  `state_width`: bytes of a token's state between layers."""
+    """All layers, and the embedding and head around them.
+
+    `context`: tokens that a row may have at most; `state_width`: bytes of a token's state between layers.
+    """
 
     layers: tuple[LayerLoad, ...]
     embedding_bytes: int
     head_bytes: int
     head_flops: int
     vocabulary: int
+    context: int
     state_width: int
 
     @classmethod
@@ -77,7 +82,7 @@ class ModelLoad:
         return cls(layers=tuple(_layer(layer, sizes.hidden, form, kept) for layer in sizes.layers),
                    embedding_bytes=sizes.embedding.bytes(form),
                    head_bytes=sizes.head_bytes(form), head_flops=sizes.head_flops, vocabulary=sizes.vocabulary,
-                   state_width=sizes.hidden * DTYPE_BYTES[form.dtype])
+                   context=sizes.context, state_width=sizes.hidden * DTYPE_BYTES[form.dtype])
 
     @property
     def weight_bytes(self) -> int:
@@ -85,9 +90,9 @@ class ModelLoad:
         return self.embedding_bytes + self.head_bytes + sum(
             layer.attention_bytes + layer.feed_forward_bytes for layer in self.layers)
 
-    def row_bytes(self, tokens: int) -> int:
-        """What all layers keep of a row."""
-        return sum(layer.row_bytes(tokens) for layer in self.layers)
+    def kv_bytes(self, rows: int, tokens: int) -> int:
+        """What all layers keep of rows of so many tokens."""
+        return sum(layer.kv_bytes(rows, tokens, self.context) for layer in self.layers)
 
 
 def _layer(layer: LayerSizes, hidden: int, form: WeightForm, kv_dtype: str) -> LayerLoad:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from batchgen_beam.models.caches import CacheKind, GroupKey
 from batchgen_beam.settings import PAGE_TOKENS
 
-__all__ = ["PageCounts", "live_pages", "page_counts", "pages_of"]
+__all__ = ["PageCounts", "live_pages", "page_counts", "pages_of", "useful_pages"]
 
 PageCounts = tuple[int, ...]
 """One number for each cache group, in the order of the pool's groups."""
@@ -31,6 +31,19 @@ def live_pages(group: GroupKey, computed: int, tokens: int) -> range:
     if group.window is not None:
         first = max(0, computed - group.window + 1) // PAGE_TOKENS
     return range(first, max(first, pages_of(tokens)))
+
+
+def useful_pages(window: int | None, rows: int, context: int) -> int:
+    """Pages of a paged group beyond which `rows` rows of at most `context` tokens have no use for more.
+
+    With a window each keeps what the window touches, wherever it begins, and one page to grow into; rows enter with the
+    pages of their whole context, which is there for one of them at a time.
+    """
+    whole = pages_of(context)
+    if window is None:
+        return rows * whole
+    kept = min(whole, pages_of(window - 1) + 2)
+    return rows * kept + whole - kept
 
 
 def page_counts(groups: tuple[GroupKey, ...], computed: int, tokens: int) -> PageCounts:

@@ -128,7 +128,7 @@ def choices(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workload) ->
 def _room(model: ModelLoad, budgets: Budgets) -> int:
     """Device bytes for what may be streamed, if a single token ran; under it nothing ever is."""
     least = model.embedding_bytes + model.head_bytes
-    return min(budgets.device, budgets.weights or budgets.device) // 2 - least
+    return min(budgets.device, budgets.device if budgets.weights is None else budgets.weights) // 2 - least
 
 
 def _grid(most: int, rows: int) -> list[int]:

@@ -119,9 +119,10 @@ def place(model: ModelLoad, budgets: Budgets, work: Workload, choice: Choice) ->
     streamed = [streamable(layer, choice.whole) for layer in model.layers]
     fixed = model.embedding_bytes + model.head_bytes + sum(
         _fixed(layer, choice.whole, budgets.devices) for layer in model.layers)
-    kv_device = kv_rows = model.row_bytes(work.row_tokens) * rows
+    kv_device = kv_rows = model.kv_bytes(rows, work.row_tokens)
     if choice.kv_on_host:
-        kv_device = 2 * min(choice.b_attn, rows) * max(layer.row_bytes(work.row_tokens) for layer in model.layers)
+        kv_device = 2 * max(layer.kv_bytes(min(choice.b_attn, rows), work.row_tokens, model.context)
+                            for layer in model.layers)
     workspace = _workspace(model, choice, rows)
     room = budgets.device - fixed - kv_device - workspace
     if budgets.weights is not None:

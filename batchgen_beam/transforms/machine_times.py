@@ -23,11 +23,13 @@ from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.engine.layer_times import measure_passes
 from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
-from batchgen_beam.errors import OptionError
+from batchgen_beam.errors import FatalError, OptionError
 from batchgen_beam.kernels.choice import choose_kernels, machine_digest
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.transforms.model_shapes import model_shapes
+from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.packed_format import DamagedCopy
 from batchgen_beam.weights.random_model import random_model
 
 __all__ = ["head_dtype", "kernels_for", "machine_times"]
@@ -118,8 +120,9 @@ def _disk_rate(folder: Path) -> float:
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return DISK_BYTES / _read_seconds(place)
-    except OSError as error:
+    except (OSError, FatalError, DamagedCopy) as error:
         raise OptionError(f"--model-cache: the disk under {folder} can't be timed with {DISK_BYTES:,} bytes: "
                           f"{error}") from None
     finally:
@@ -128,19 +131,15 @@ def _disk_rate(folder: Path) -> float:
 
 
 def _read_seconds(place: Path) -> float:
+    file = DirectFile(place)
     try:
-        file = os.open(place, os.O_RDONLY | os.O_DIRECT)
-    except OSError:  # a file system without direct reading
-        file = os.open(place, os.O_RDONLY)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        with mmap.mmap(-1, DISK_PIECE) as buffer:
+        with mmap.mmap(-1, DISK_PIECE) as buffer, memoryview(buffer) as piece:
             started = time.perf_counter()
             for begin in range(0, DISK_BYTES, DISK_PIECE):
-                os.preadv(file, [buffer], begin)
+                file.read(begin, piece)
             return time.perf_counter() - started
     finally:
-        os.close(file)
+        file.close()
 
 
 def _remember(place: Path, times: MachineTimes) -> None:

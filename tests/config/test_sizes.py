@@ -139,11 +139,23 @@ def test_deepseek_r1_bytes_by_hand(tmp_path: Path) -> None:
     assert sizes.bytes(BFLOAT16) == pytest.approx(2 * sizes.parameters, rel=1e-6)
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_moe", "gpt_oss"])
+def test_routers_are_kept_as_the_head_is(model_type: str, tmp_path: Path) -> None:
+    """In float32 or bfloat16 as the kernel set says, their biases always in float32; stored ones as they are."""
+    CONFIG_MAPPING[model_type](**FAMILIES[model_type][0]).save_pretrained(tmp_path)
+    layer = model_sizes(load_config(str(tmp_path))).layers[1]
+    biases = 0 if model_type == "qwen3_moe" else layer.experts
+    for head, size in ((None, 2), ("bfloat16", 2), ("float32", 4)):
+        form = WeightForm(dtype="bfloat16", head=head)
+        assert layer.router.bytes(form) == size * layer.experts * 64 + 4 * biases
+        assert layer.attention.bytes(form) == layer.attention.bytes(BFLOAT16)
+
+
 def test_deepseek_r1_cache_and_flops_by_hand(tmp_path: Path) -> None:
     """576 numbers of each token in each layer; 2 operations for each active weight; the past at 2 x 1088 a head."""
     sizes, _ = r1(tmp_path)
     assert sizes.row_bytes(1000, "bfloat16") == 1000 * 61 * 576 * 2
-    assert sizes.row_bytes(1000, "int8") == 1000 * 61 * (576 + 2 * 4)
+    assert sizes.row_bytes(1000, "int8") == 1000 * 61 * (576 + 4)
     layer = sizes.layers[3]
     assert layer.context_flops == 2 * 128 * (512 + 64) + 2 * 128 * 512
     assert layer.feed_forward_flops == 2 * (256 * 7168 + 9 * 3 * 7168 * 2048)

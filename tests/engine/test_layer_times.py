@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,7 @@ class WorkingModel:
     def __init__(self, clock: Work, price: float, spec: CacheSpec) -> None:
         self._clock = clock
         self.layers = [WorkingLayer(clock, price * factor, spec) for factor in (1, 3, 1)]
+        self.whole_passes = 0
 
     def embed(self, view: BatchView) -> LayerState:
         return LayerState(view.token_ids_T[:, None].float())
@@ -89,6 +91,7 @@ class WorkingModel:
         return Scores.whole(torch.zeros(len(view.wanted_W), self.vocab_size))
 
     def forward(self, view: BatchView) -> Scores:
+        self.whole_passes += 1
         return run_layers(self, view)
 
 
@@ -162,11 +165,26 @@ def tiny(folder: Path, kernels: KernelSet) -> Model:
 
 
 def test_a_real_model_is_timed(tmp_path: Path) -> None:
-    """All of a Llama's passes run on the torch set, whose passes are timed by the clock: one that stands still says
-    nothing."""
-    kernels = TorchKernels(torch.float32)
-    found = measure_passes(tiny(tmp_path, kernels), kernels, [[0, 1]], clock=lambda: 0.0)
-    assert set(found.kinds[0].feed_forward.seconds) == set(found.head.seconds) == {0.0}
+    """All of a Llama's passes run on the torch set, and each half of each layer is timed apart: of a clock that goes on
+    by a tick at each reading it takes one, what is before and behind the layers two."""
+    kernels, tick, readings = TorchKernels(torch.float32), 2.0**-10, count()
+    found = measure_passes(tiny(tmp_path, kernels), kernels, [[0, 1]], clock=lambda: tick * next(readings))
+    (times,) = found.kinds
+    for curve in (*times.decode.curves, *times.prompt.curves, times.feed_forward):
+        assert set(curve.seconds) == {tick}
+    assert set(found.head.seconds) == {2 * tick}
+    assert times.decode.curves[0].tokens == ROWS
+
+
+@NEEDS_NATIVE
+def test_a_pass_that_is_not_fused_runs_once() -> None:
+    """Whether the kernel set tells the parts of a pass is found out by a single one, not by each."""
+    clock = Work()
+    model = WorkingModel(clock, 2.0**-30, spec())
+    kernels = native(torch.float32, HIGHEST[torch.float32])
+    found = measure_passes(model, kernels, [[0, 2], [1]], clock=clock)
+    assert model.whole_passes == 1
+    assert found.head.seconds == pytest.approx([0.0009765625] * len(ROWS))
 
 
 @NEEDS_NATIVE

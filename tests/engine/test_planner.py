@@ -27,7 +27,7 @@ MOE = LayerLoad(attention_bytes=2 * MB, attention_flops=2 * MB, context_flops=40
                 fixed_flops=MB // 10, expert_bytes=4 * MB, expert_flops=4 * MB, experts=16, experts_per_token=2,
                 kv_token_bytes=1024, attention_width=8192, feed_forward_width=16384)
 MODEL = ModelLoad(layers=(MOE,) * 6, embedding_bytes=4 * MB, head_bytes=4 * MB, head_flops=4 * MB, vocabulary=1000,
-                  state_width=1024)
+                  context=4096, state_width=1024)
 WORK = Workload(rows=100, prompt_tokens=64, output_tokens=64)
 
 
@@ -122,7 +122,7 @@ def test_bytes_on_each_tier_add_up() -> None:
         assert weights == MODEL.weight_bytes
         assert placement.device <= budgets.device
         assert placement.host <= budgets.host
-        kv = MODEL.row_bytes(128) * min(choice.b_moe, WORK.rows)
+        kv = MODEL.kv_bytes(min(choice.b_moe, WORK.rows), 128)
         assert (placement.kv_host if choice.kv_on_host else placement.kv_device) == kv
     assert fitting > 10
 
@@ -140,6 +140,7 @@ def test_resident_layers_are_spread_evenly() -> None:
 @pytest.mark.parametrize(("costs", "budgets", "names"), [
     (Synthetic(), Budgets(device=5 * MB, unified=True), ("device",)),
     (Synthetic(), Budgets(device=GB, weights=3 * MB, unified=True), ("weight",)),
+    (Synthetic(), Budgets(device=GB, weights=0, unified=True), ("weight",)),
     (Synthetic(to_device=1e9, to_host=1e9), Budgets(device=100 * MB, host=0), ("host",)),
     (Synthetic(to_device=1e9, to_host=1e9), Budgets(device=5 * MB, host=0), ("device", "host")),
 ])
@@ -161,11 +162,13 @@ def test_what_can_not_fit_is_refused_with_the_numbers(costs: Synthetic, budgets:
 
 
 def test_windows_bound_what_is_read_and_kept() -> None:
-    """A window of 128 tokens costs 128 however long the row."""
-    layer = replace(MOE, window=128)
-    assert layer.row_bytes(10_000) == 128 * 1024
+    """A window of 128 tokens costs 128 however long the row, and keeps the 3 pages that it touches and one to grow
+    into; one row at a time has the pages of the whole context."""
+    layer, page = replace(MOE, window=128), 64 * 1024
+    assert layer.kv_bytes(100, 6400, 6400) == (99 * 4 + 100) * page
+    assert layer.kv_bytes(100, 100, 6400) == 100 * 2 * page
     assert layer.seen(10_000) == 128
-    assert MOE.row_bytes(65) == 128 * 1024
+    assert MOE.kv_bytes(3, 65, 6400) == 3 * 2 * page
 
 
 def deepseek_r1(folder: Path) -> ModelLoad:
@@ -189,7 +192,7 @@ def test_deepseek_r1_memory_by_hand(name: str, devices: int, host: int, tmp_path
                         Budgets(device=profile.memory * devices, host=host, devices=devices), ROWS)
     placement = plan.placement
     assert sum(layer.experts * layer.expert_bytes for layer in model.layers) == 58 * 256 * EXPERT == 654_068_416_512
-    assert model.row_bytes(1000) == 61 * 16 * 64 * 576 * 2 == 71_958_528
+    assert model.kv_bytes(1, 1000) == 61 * 16 * 64 * 576 * 2 == 71_958_528
     kv = placement.kv_host or placement.kv_device
     assert kv == plan.rows * 71_958_528
     attention = sum(layer.attention_bytes for layer in model.layers)

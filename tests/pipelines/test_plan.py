@@ -128,6 +128,7 @@ def test_this_machine_is_planned_with_what_a_run_takes(tmp_path: Path, capsys: p
     assert table(text)["there are"] == [1 << 30]
     flags = re.findall(r"^run with +(.*)$", text, re.M)[0].split()
     request = RunRequest.of(parse_options(["--input=a", "--output=b", f"--model={model}", *flags]))
+    assert (request.engine.dtype, request.engine.kernels, request.engine.threads) == ("float32", "torch", 1)
     assert request.engine.max_rows == number(r"once for (\d+) rows", text) == 30
     assert request.engine.kv_memory == table(text)["keys and values"][0]
 
@@ -146,6 +147,26 @@ def test_a_plan_that_streams_says_so_to_run(tmp_path: Path, capsys: pytest.Captu
     assert rows["weights of layers"][1] > 0
     assert request.engine.weight_memory == sum(
         rows[name][0] for name in ("weights always needed", "weights of layers", "buffers for weights")) <= limit
+
+
+def test_only_what_differs_from_the_defaults_is_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run` is given the arithmetic that was planned, and no flag that it would take anyway."""
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = [f"--model={model}", f"--model-cache={tmp_path}", "--rows=8", "--prompt-tokens=20", "--output-tokens=4",
+             "--device-memory=1GiB"]
+    said = [re.findall(r"^run with +(.*)$", plan(capsys, *flags, *own), re.M)[0].split()
+            for own in (["--kernels=torch", "--kv-dtype=int8"], ["--kernels=auto", "--dtype=bfloat16", "--threads=0"])]
+    assert said[0][:2] == ["--kv-dtype=int8", "--kernels=torch"]
+    assert not {"--dtype", "--kv-dtype", "--kernels", "--threads"} & {flag.partition("=")[0] for flag in said[1]}
+
+
+def test_a_weight_memory_of_0_is_no_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To the plan as to `run`: all layers in memory."""
+    model = write_tiny_model(tmp_path / "tiny")
+    text = plan(capsys, f"--model={model}", f"--model-cache={tmp_path}", "--rows=8", "--prompt-tokens=20",
+                "--output-tokens=4", "--device-memory=1GiB", "--kernels=torch", "--dtype=float32", "--threads=1",
+                "--weight-memory=0")
+    assert "all 2 layers in memory" in text
 
 
 def broken(**changes: Any) -> str:

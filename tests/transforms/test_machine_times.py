@@ -18,6 +18,7 @@ from batchgen_beam.errors import OptionError
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.transforms import machine_times as module
 from batchgen_beam.transforms.machine_times import COLD_BYTES, kernels_for, machine_times
+from batchgen_beam.weights.packed_format import DamagedCopy
 from tests.engine.test_planner import MB, MOE
 from tests.kernels.sets import HIGHEST, NEEDS_NATIVE, native
 from tests.weights.test_random_model import config_of
@@ -113,3 +114,20 @@ def test_a_disk_that_can_not_be_timed_is_named(tmp_path: Path) -> None:
     place.touch()
     with pytest.raises(OptionError, match=f"--model-cache: the disk under {place} can't be timed"):
         module._disk_rate(place)
+
+
+def test_a_disk_without_direct_reading_is_timed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where opening worked and reading is what is refused, as it is here by pieces that are no pages."""
+    monkeypatch.setattr(module, "DISK_PIECE", 1000)
+    monkeypatch.setattr(module, "DISK_BYTES", 10_000)
+    assert module._disk_rate(tmp_path) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_ends_early_gives_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk would else be as fast as its file is short."""
+    monkeypatch.setattr(module, "DISK_BYTES", 2 * module.DISK_PIECE)
+    place = tmp_path / "half"
+    place.write_bytes(bytes(module.DISK_PIECE))
+    with pytest.raises(DamagedCopy, match="half ends at byte 8388608"):
+        module._read_seconds(place)
