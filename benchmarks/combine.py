@@ -26,13 +26,12 @@ import torch
 from torch import Tensor
 
 from batchgen_beam.config.families.qwen import Qwen3MoeConfig
-from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.models.experts import Expert, Routing
 from batchgen_beam.models.interface import KernelSet, LayerState
 from batchgen_beam.models.qwen3_moe import Qwen3MoeModel
 from batchgen_beam.settings import KERNELS
-from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.step_times import measure_steps
+from batchgen_beam.transforms.timed_engine import timed_kernels
 from batchgen_beam.weights.random_model import random_model
 
 __all__ = ["Watch", "distinct", "watch"]
@@ -152,13 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--attention-batch", type=int, nargs="+", default=(8, 16, 32, 64, 128, 256))
     parser.add_argument("--kernels", default="auto", choices=KERNELS)
     given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
     for experts in given.experts:
         for chosen in given.chosen:
             config = _config(given, experts, chosen)
             with tempfile.TemporaryDirectory() as folder:
-                kernels = choose_kernels(torch.bfloat16, model_shapes(config), wanted=given.kernels,
-                                         threads=given.threads, cache=Path(folder))
+                kernels = timed_kernels(config, kernels=given.kernels, threads=given.threads, cache=Path(folder))
             model = cast(Qwen3MoeModel, random_model(config, kernels, seed=1, room=UNBOUNDED))
             print(f"\n{experts} experts of {config.moe_intermediate_size}, {chosen} for each token; {given.rows} rows; "
                   f"{kernels.facts()['kernels']} kernels, {given.threads} threads; medians of {given.repeats}\n")

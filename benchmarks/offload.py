@@ -33,13 +33,10 @@ import torch
 from safetensors.torch import save_file
 
 from batchgen_beam.config.model_registry import load_config
-from batchgen_beam.engine.engine import Engine
-from batchgen_beam.engine.stats import EngineFacts
-from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.records import Failure, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
-from batchgen_beam.transforms.model_shapes import model_shapes
+from batchgen_beam.transforms.timed_engine import timed_engine, timed_kernels
 from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.tiered_loader import load_tiered
 from batchgen_beam.weights.weight_stream import page_memory
@@ -101,16 +98,12 @@ def make(folder: Path, experts: int, chosen: int) -> None:
 
 def ours(given: argparse.Namespace) -> None:
     """Load, answer, print one JSON object."""
-    torch.set_num_threads(given.threads)
     started = time.perf_counter()
-    kernels = choose_kernels(torch.bfloat16, model_shapes(load_config(str(given.model))), wanted="auto",
-                             threads=given.threads, cache=given.cache)
+    kernels = timed_kernels(load_config(str(given.model)), kernels="auto", threads=given.threads, cache=given.cache)
     tiered = load_tiered(given.model, kernels, packing_of(kernels), limit=given.weight_memory, cache=given.cache)
     settings = EngineSettings(max_rows=given.rows, kv_memory=given.kv_memory, max_context=PROMPT + OUTPUT,
                               step_tokens=given.step_tokens, prefill_chunk=0, threads=given.threads)
-    facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=tiered.model.vocab_size, content_print="",
-                        numeric_print="")
-    engine = Engine(tiered.model, kernels, settings, facts)
+    engine = timed_engine(tiered.model, kernels, settings)
     loaded = time.perf_counter()
     before = tiered.streamed()
     ids = torch.randint(3, tiered.model.vocab_size, (given.rows, PROMPT), generator=torch.Generator().manual_seed(5))

@@ -27,8 +27,9 @@ from batchgen_beam.engine.planner import evaluate
 from batchgen_beam.engine.tiers import Budgets, Choice, Placement, Workload, place
 from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.settings import KERNELS
-from batchgen_beam.transforms.machine_times import kernels_for, machine_times
+from batchgen_beam.transforms.machine_times import machine_times
 from batchgen_beam.transforms.step_times import STEPS, measure_steps
+from batchgen_beam.transforms.timed_engine import timed_kernels
 from batchgen_beam.weights.random_model import random_model
 
 __all__ = ["predicted_step", "table"]
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = _config(given)
     load = ModelLoad.of(model_sizes(config), WeightForm(dtype="bfloat16"), "auto")
     with tempfile.TemporaryDirectory() as folder:
-        kernels = kernels_for(config, dtype="bfloat16", kv_dtype="auto", kernels=given.kernels, threads=given.threads,
+        kernels = timed_kernels(config, kernels=given.kernels, threads=given.threads,
                               cache=Path(folder))
     cases = [(rows, batch) for rows in given.rows for batch in given.attention_batch if batch < rows]
     model = random_model(config, kernels, seed=1, room=UNBOUNDED)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.settings import KERNELS
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.transforms.resources import available_cores
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = resolve_model(args.model, args.model_cache)
     shapes = shapes_of(json.loads((folder / "config.json").read_text()))
     rates = measure(shapes, args.threads)["best"]
-    kernels = timed_kernels(folder, kernels=args.kernels, threads=args.threads, cache=args.model_cache)
+    kernels = timed_kernels(load_config(str(folder)), kernels=args.kernels, threads=args.threads,
+                            cache=args.model_cache)
     model = load_model(folder, kernels)
     times = [measure_steps(model, kernels, rows, context=args.context) for rows in args.rows]
     context = args.context - STEPS / 2

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.models.dense import DenseDecoder
 from batchgen_beam.models.interface import Forward
@@ -125,7 +126,7 @@ def main() -> None:
     args = parser.parse_args()
     started = time.perf_counter()
     folder = resolve_model(args.model, args.model_cache)
-    kernels = timed_kernels(folder, dtype=args.dtype, kv_dtype=args.kv_dtype, kernels=args.kernels,
+    kernels = timed_kernels(load_config(str(folder)), dtype=args.dtype, kv_dtype=args.kv_dtype, kernels=args.kernels,
                             threads=args.threads, cache=args.model_cache)
     clock = OperationClock(kernels)
     model = load_model(folder, kernels)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import StrictParser, add_options
 from batchgen_beam.transforms.model_store import resolve_model
@@ -36,8 +37,8 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
     threads = given.threads or available_cores()
     cache = Path(given.model_cache)
     folder = resolve_model(given.model, cache)
-    kernels = timed_kernels(folder, dtype=given.dtype, kv_dtype=given.kv_dtype, kernels=given.kernels, threads=threads,
-                            cache=cache)
+    kernels = timed_kernels(load_config(str(folder)), dtype=given.dtype, kv_dtype=given.kv_dtype,
+                            kernels=given.kernels, threads=threads, cache=cache)
     model = load_model(folder, kernels)
     facts = kernels.facts()
     names = " ".join(str(facts[name]) for name in ("kernels", "path") if name in facts)

@@ -28,10 +28,11 @@ from batchgen_beam.pipelines.plan_report import Planned, report
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.text.template import TemplateText
 from batchgen_beam.transforms.input_lengths import input_lengths
-from batchgen_beam.transforms.machine_times import head_dtype, kernels_for, machine_times
+from batchgen_beam.transforms.machine_times import head_dtype, machine_times
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.transforms.resources import available_cores, available_memory
+from batchgen_beam.transforms.timed_engine import timed_kernels
 
 __all__ = ["plan_model"]
 
@@ -131,7 +132,7 @@ def _here(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, wor
         raise OptionError("--host-memory and --devices are of a --device-profile; this machine has one memory")
     require_supported(config)
     threads = given.threads or available_cores()
-    kernels = kernels_for(config, dtype=given.dtype, kv_dtype=given.kv_dtype, kernels=given.kernels, threads=threads,
+    kernels = timed_kernels(config, dtype=given.dtype, kv_dtype=given.kv_dtype, kernels=given.kernels, threads=threads,
                           cache=Path(given.model_cache))
     form = WeightForm(dtype=given.dtype, head=head_dtype(kernels))
     load = ModelLoad.of(sizes, form, given.kv_dtype)

@@ -5,7 +5,7 @@ tokens stay in order), an expert sees one contiguous slice, and a token's weight
 lowest expert id to the highest.  How many tokens an expert gets depends on the batch; that its products do not is the
 caller's promise (`gemm`: fixed row tiles).  Does not know routers, activations or layers.
 
-Shape suffixes: T tokens, k experts of a token, A = T * k assignments, N tokens of one expert, D hidden size.
+Shape suffixes: T tokens, k experts of a token, A = T * k assignments, E experts, N tokens of one expert, D hidden size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from batchgen_beam.models.experts import Expert, Routing
 
-__all__ = ["ExpertBatch", "add_up", "by_expert", "run_experts"]
+__all__ = ["ExpertBatch", "add_up", "by_expert", "run_experts", "sorted_assignments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +30,23 @@ class ExpertBatch:
     weights_N1: Tensor
 
 
+def sorted_assignments(routing: Routing, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [A] and weights [A] of all assignments, sorted by expert and then by token, and how many each of `count`
+    experts has."""
+    ids_A = routing.ids_Tk.flatten()
+    order_A = torch.argsort(ids_A, stable=True)
+    tokens_A = torch.div(order_A, routing.ids_Tk.shape[1], rounding_mode="floor")
+    return tokens_A, routing.weights_Tk.flatten()[order_A], torch.bincount(ids_A, minlength=count)
+
+
 def by_expert(routing: Routing, count: int) -> Iterator[ExpertBatch]:
     """The assignments of those of `count` experts that have any, in ascending id."""
-    chosen = routing.ids_Tk.shape[1]
-    order_A = torch.argsort(routing.ids_Tk.flatten(), stable=True)
-    tokens_A, weights_A1 = order_A // chosen, routing.weights_Tk.flatten()[order_A, None]
+    tokens_A, weights_A, counts_E = sorted_assignments(routing, count)
     begin = 0
-    for expert, tokens in enumerate(torch.bincount(routing.ids_Tk.flatten(), minlength=count).tolist()):
+    for expert, tokens in enumerate(counts_E.tolist()):
         if tokens:
             part = slice(begin, begin + tokens)
-            yield ExpertBatch(expert=expert, tokens_N=tokens_A[part], weights_N1=weights_A1[part])
+            yield ExpertBatch(expert=expert, tokens_N=tokens_A[part], weights_N1=weights_A[part, None])
             begin += tokens
 
 

@@ -1,10 +1,10 @@
-"""Experts for the native library: assignments sorted by expert, and the experts as the structs that it reads.
+"""Experts for the native library, as the structs that it reads, and the sorted assignments that go with them.
 
 Experts in a list or a tuple are in memory together and go to the library in one call; of any other sequence what was
 looked up is valid until the next look-up, so each goes alone.  The sums are the same: expert by expert in ascending id.
 Does not know routers, layers or threads.
 
-Shape suffixes: T tokens, k experts of a token, A = T * k assignments, E experts, P experts with tokens, D hidden size.
+Shape suffixes: T tokens, k experts of a token, A = T * k assignments, E experts, P experts with tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from batchgen_beam.kernels import native_library as native
+from batchgen_beam.kernels.expert_batches import sorted_assignments
 from batchgen_beam.models.experts import Activation, Expert, Routing
 
 __all__ = ["add_experts"]
@@ -23,12 +24,8 @@ __all__ = ["add_experts"]
 def add_experts(routing: Routing, experts: Sequence[Expert], activation: Activation,
                 run: Callable[[native.Experts], object]) -> None:
     """Call `run` with all experts that some token goes to, once or several times, the lowest ids first."""
-    chosen = routing.ids_Tk.shape[1]
-    ids_A = routing.ids_Tk.flatten()
-    order_A = torch.argsort(ids_A, stable=True)
-    tokens_A = torch.div(order_A, chosen, rounding_mode="floor")
-    weights_A = routing.weights_Tk.flatten()[order_A].float().contiguous()
-    counts_E = torch.bincount(ids_A, minlength=len(experts))
+    tokens_A, weights_A, counts_E = sorted_assignments(routing, len(experts))
+    assert weights_A.dtype is torch.float32, weights_A.dtype
     present_P = counts_E.nonzero().flatten()
     together = isinstance(experts, list | tuple)
     for part_P in (present_P,) if together else present_P.split(1):

@@ -60,7 +60,7 @@ class LoadedEngine:
 
 def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cache: Path,
                 recorder: Recorder | None = None) -> LoadedEngine:
-    """Load the weights, test the kernels, start the driver.  `content` is the digest of the content print,
+    """Test the kernels, load the weights, start the driver.  `content` is the digest of the content print,
     `cache` a folder for what is found out about this machine.
 
     `recorder` keeps what has to outlive the process; `settings` give the threads and the memory for weights and KV.

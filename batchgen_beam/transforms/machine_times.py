@@ -24,15 +24,14 @@ from batchgen_beam.engine.layer_times import measure_passes
 from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
 from batchgen_beam.errors import FatalError, OptionError
-from batchgen_beam.kernels.choice import choose_kernels, machine_digest
+from batchgen_beam.kernels.choice import machine_digest
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
-from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.packed_format import DamagedCopy
 from batchgen_beam.weights.random_model import random_model
 
-__all__ = ["head_dtype", "kernels_for", "machine_times"]
+__all__ = ["head_dtype", "machine_times"]
 
 LOG = logging.getLogger(__name__)
 
@@ -50,14 +49,6 @@ VOCABULARY = 1 << 15
 
 DISK_BYTES = 256 << 20
 DISK_PIECE = 8 << 20
-
-
-def kernels_for(config: ModelConfig, *, dtype: str, kv_dtype: str, kernels: str, threads: int,
-                cache: Path) -> KernelSet:
-    """The kernel set that a run would take; fixes the threads of this process."""
-    torch.set_num_threads(threads)
-    return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels, threads=threads, cache=cache,
-                          kv_dtype=kv_dtype)
 
 
 def head_dtype(kernels: KernelSet) -> str:

@@ -1,4 +1,4 @@
-"""An engine to be timed: a model folder on this machine, whose rows all run to their last token.
+"""An engine to be timed: a model on this machine, whose rows all run to their last token.
 
 Owns the set-up that timings share.  Does not know what is timed, nor Beam.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from batchgen_beam.config.model_registry import load_config
+from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.kernels.choice import choose_kernels
@@ -20,11 +20,11 @@ from batchgen_beam.transforms.model_shapes import model_shapes
 __all__ = ["formats_of", "timed_engine", "timed_kernels"]
 
 
-def timed_kernels(folder: Path, *, kernels: str, threads: int, cache: Path, dtype: str = "bfloat16",
+def timed_kernels(config: ModelConfig, *, kernels: str, threads: int, cache: Path, dtype: str = "bfloat16",
                   kv_dtype: str = "auto") -> KernelSet:
-    """The kernel set that the folder's model runs on; fixes the threads of this process."""
+    """The kernel set that a run of the model would take; fixes the threads of this process."""
     torch.set_num_threads(threads)
-    return choose_kernels(getattr(torch, dtype), model_shapes(load_config(str(folder))), wanted=kernels,
+    return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels,
                           threads=threads, cache=cache, kv_dtype=kv_dtype)
 
 

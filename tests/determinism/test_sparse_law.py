@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -37,22 +38,16 @@ def prompts() -> list[Prompt]:
 @pytest.fixture(scope="module")
 def laws(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Law]:
     """The law of a tiny random model, by family."""
-    made: dict[str, Law] = {}
-
     def get(family: str) -> Law:
-        if family not in made:
-            kernels = TorchKernels(torch.float32)
-            tiny = replace(TINIES[family], keys={**TINIES[family].keys, "num_hidden_layers": 2})
-            folder = make_reference(tiny, tmp_path_factory.mktemp("tiny") / "model").folder
-            settings = EngineSettings(dtype="float32", max_rows=ROWS, step_tokens=256, prefill_chunk=48,
-                                      kv_memory=1 << 26)
-            facts = EngineFacts(eos_ids=frozenset({7, 77}), text_vocabulary=300, content_print="tiny",
-                                numeric_print="here")
-            made[family] = Law(model=load_model(folder, kernels), kernels=kernels, facts=facts, settings=settings,
-                               prompts=prompts())
-        return made[family]
+        kernels = TorchKernels(torch.float32)
+        tiny = replace(TINIES[family], keys={**TINIES[family].keys, "num_hidden_layers": 2})
+        folder = make_reference(tiny, tmp_path_factory.mktemp("tiny") / "model").folder
+        settings = EngineSettings(dtype="float32", max_rows=ROWS, step_tokens=256, prefill_chunk=48, kv_memory=1 << 26)
+        facts = EngineFacts(eos_ids=frozenset({7, 77}), text_vocabulary=300, content_print="tiny", numeric_print="here")
+        return Law(model=load_model(folder, kernels), kernels=kernels, facts=facts, settings=settings,
+                   prompts=prompts())
 
-    return get
+    return cache(get)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

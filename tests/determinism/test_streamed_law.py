@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,19 +34,16 @@ EXPERT = (1, 16, 0)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Checkpoints by name, made once each."""
-    made: dict[str, Path] = {}
-
     def get(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("streamed") / "model"
-            if name == "llama":
-                torch.manual_seed(0)
-                LlamaForCausalLM(tiny_llama.TINIES["mlp_bias, eps 1e-2"].config()).save_pretrained(made[name])
-            else:
-                random_model(TINIES[name], 0).save_pretrained(made[name])
-        return made[name]
+        folder = tmp_path_factory.mktemp("streamed") / "model"
+        if name == "llama":
+            torch.manual_seed(0)
+            LlamaForCausalLM(tiny_llama.TINIES["mlp_bias, eps 1e-2"].config()).save_pretrained(folder)
+        else:
+            random_model(TINIES[name], 0).save_pretrained(folder)
+        return folder
 
-    return get
+    return cache(get)
 
 
 def law_of(model: Model, kernels: KernelSet) -> Law:

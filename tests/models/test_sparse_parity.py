@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,7 @@ PROMPT = [(5 * i * i + 3 * i + 1) % 320 for i in range(45)]
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
     """Checkpoints by name, made once each."""
-    made: dict[str, Reference] = {}
-
-    def get(name: str) -> Reference:
-        if name not in made:
-            made[name] = make_reference((TINIES | QUANTISED)[name], tmp_path_factory.mktemp("tiny") / "model")
-        return made[name]
-
-    return get
+    return cache(lambda name: make_reference((TINIES | QUANTISED)[name], tmp_path_factory.mktemp("tiny") / "model"))
 
 
 def largest_difference(folder: Path, reference: Reference) -> float:

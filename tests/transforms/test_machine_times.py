@@ -17,7 +17,8 @@ from batchgen_beam.engine.model_load import ModelLoad
 from batchgen_beam.errors import OptionError
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.transforms import machine_times as module
-from batchgen_beam.transforms.machine_times import COLD_BYTES, kernels_for, machine_times
+from batchgen_beam.transforms.machine_times import COLD_BYTES, machine_times
+from batchgen_beam.transforms.timed_engine import timed_kernels
 from batchgen_beam.weights.packed_format import DamagedCopy
 from tests.engine.test_planner import MB, MOE
 from tests.kernels.sets import HIGHEST, NEEDS_NATIVE, native
@@ -37,7 +38,7 @@ def load_of(config: ModelConfig) -> ModelLoad:
 
 def torch_set(config: ModelConfig, cache: Path, threads: int = 1) -> KernelSet:
     """The kernels of a run with these threads."""
-    return kernels_for(config, dtype="float32", kv_dtype="auto", kernels="torch", threads=threads, cache=cache)
+    return timed_kernels(config, dtype="float32", kernels="torch", threads=threads, cache=cache)
 
 
 def files(cache: Path) -> list[Path]:

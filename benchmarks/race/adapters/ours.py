@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.records import Answer, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.timed_engine import timed_engine, timed_kernels
@@ -18,8 +19,8 @@ class Ours:
 
     def __init__(self, job: dict[str, Any]) -> None:
         folder = Path(job["model"])
-        self.kernels = timed_kernels(folder, kernels=job["settings"].get("kernels", "auto"), threads=job["threads"],
-                                     cache=Path(job["home"]))
+        self.kernels = timed_kernels(load_config(str(folder)), kernels=job["settings"].get("kernels", "auto"),
+                                     threads=job["threads"], cache=Path(job["home"]))
         self.settings = EngineSettings(dtype="bfloat16", max_rows=job["active_rows"], kv_memory=job["kv_gib"] << 30,
                                        max_context=job["max_context"])
         self.engine = timed_engine(load_model(folder, self.kernels), self.kernels, self.settings)
