@@ -19,8 +19,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
+from torch import Tensor
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.weights.copy_plan import CopyPlan
@@ -159,7 +161,7 @@ def _check_room(headers: Iterable[PackedHeader], folder: Path) -> None:
 
 
 def _make(plan: CopyPlan, header: PackedHeader, path: Path, known: Mapping[str, str]) -> PackedFile:
-    """Write one file, an area at a time, the header last."""
+    """Write one file, a product at a time, the header last."""
     begin, products = len(encode(header)), plan.by_area()
     sources = checked_sources(
         plan.sources(product for area in header.areas for product in products[area.name]), known)
@@ -168,10 +170,8 @@ def _make(plan: CopyPlan, header: PackedHeader, path: Path, known: Mapping[str, 
         with partial.open("xb") as stream:
             areas = []
             for area in header.areas:
-                content = _pack_area(plan, area, products[area.name])
                 stream.seek(begin + area.offset)
-                stream.write(content)
-                areas.append(replace(area, crc=f"{zlib.crc32(memoryview(content)[:area.size]):08x}"))
+                areas.append(replace(area, crc=_write_area(plan, area, products[area.name], stream)))
             header = replace(header, areas=tuple(areas), sources=sources)
             stream.seek(0)
             stream.write(encode(header))
@@ -184,20 +184,36 @@ def _make(plan: CopyPlan, header: PackedHeader, path: Path, known: Mapping[str, 
     return PackedFile(path=path, header=header, begin=begin)
 
 
-def _pack_area(plan: CopyPlan, area: Area, products: Iterable[Product]) -> bytearray:
-    """The area's bytes, whole pages."""
-    content = bytearray(pages(area.size))
+def _write_area(plan: CopyPlan, area: Area, products: Iterable[Product], stream: BinaryIO) -> str:
+    """Write the area, whole pages, a product at a time: there is never more of it in memory.  The CRC-32 of its bytes,
+    those between tensors included."""
+    crc = end = 0
     for product in products:
-        tensors = {name: plan.tensors[name] for name in product.parameters}
-        with TensorReader(tensors, plan.parameters, plan.dtype, torch.device("cpu")) as reader:
-            stored = plan.packing.store(product, [reader.get(name) for name in product.parts],
-                                        [reader.get(name) for name in product.biases])
-        for i, tensor in enumerate(stored):
-            place = area.tensors[f"{product.name}.{i}"]
-            assert (tensor.dtype, tuple(tensor.shape)) == (place.torch_dtype, place.shape), (product, i, tensor.shape)
-            target = torch.frombuffer(content, dtype=place.torch_dtype, count=tensor.numel(), offset=place.offset)
-            target.copy_(tensor.reshape(-1))
-    return content
+        crc, end = _write_product(plan, area, product, stream, crc, end)
+    stream.write(bytes(pages(area.size) - area.size))
+    return f"{crc:08x}"
+
+
+def _write_product(plan: CopyPlan, area: Area, product: Product, stream: BinaryIO, crc: int,
+                   end: int) -> tuple[int, int]:
+    """Write a product's tensors after the area's first `end` bytes, which have the checksum `crc`; both afterwards."""
+    for i, tensor in enumerate(_stored(plan, product)):
+        place = area.tensors[f"{product.name}.{i}"]
+        assert (tensor.dtype, tuple(tensor.shape)) == (place.torch_dtype, place.shape), (product, i, tensor.shape)
+        for part in (bytes(place.offset - end), memoryview(tensor.reshape(-1).view(torch.uint8).numpy())):
+            stream.write(part)
+            crc = zlib.crc32(part, crc)
+        end = place.offset + place.size
+    return crc, end
+
+
+def _stored(plan: CopyPlan, product: Product) -> tuple[Tensor, ...]:
+    """The product in the form that is stored; of its source nothing stays in memory, mapped pages neither."""
+    tensors = {name: plan.tensors[name] for name in product.parameters}
+    with TensorReader(tensors, plan.parameters, plan.dtype, torch.device("cpu")) as reader:
+        weights = [reader.get(name) for name in product.parts]
+        biases = [reader.get(name) for name in product.biases]
+    return plan.packing.store(product, weights, biases)
 
 
 def _sync_folder(folder: Path) -> None:
