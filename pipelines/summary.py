@@ -73,6 +73,11 @@ def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
                f"({100 * busy:.0f} % of the time from its first row to its last step), "
                f"mean batch fill {100 * figures.fill:.0f} % of {engine.capacity} rows, "
                f"{figures.kernels} kernels, model loaded in {figures.load_seconds / figures.engines:.1f} s")
+        if figures.stream_files:
+            cached = figures.stream_files - figures.direct_files
+            yield (f"weights: {figures.streamed_bytes / 1e9:.1f} GB streamed, steps waited "
+                   f"{figures.stream_seconds / figures.engines:.1f} s for them, "
+                   f"{'direct I/O' if not cached else f'{cached} files through the page cache'}")
         if not figures.deterministic:
             yield "engine: NOT deterministic on this machine, its self-test failed (see the log)"
 

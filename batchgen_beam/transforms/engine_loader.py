@@ -26,6 +26,7 @@ from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.prints import numeric_print
 from batchgen_beam.weights.loader import load_model
 from batchgen_beam.weights.tiered_loader import load_tiered
+from batchgen_beam.weights.weight_stream import StreamStats, WeightStream
 
 __all__ = ["LoadedEngine", "load_engine"]
 
@@ -37,7 +38,7 @@ class LoadedEngine:
     """The driver of a running engine, and what is known about its arithmetic.
 
     `longest_row`: the greatest context (tokens) that its KV memory holds, at most `context_limit`.  `token_bytes`: the
-    KV of one token.
+    KV of one token.  `stream`: of the weights that are not in memory, None where all are.
     """
 
     driver: Driver
@@ -46,12 +47,17 @@ class LoadedEngine:
     token_bytes: int
     self_test: SelfTest
     numeric: Fingerprint
+    stream: WeightStream | None
 
     @property
     def kernels(self) -> str:
         """The kernel set and, where it has several, its instruction path."""
         facts = dict(self.numeric.facts)
         return " ".join(str(facts[name]) for name in ("kernels", "path") if name in facts)
+
+    def streamed(self) -> StreamStats | None:
+        """What has been read of weights that are not in memory."""
+        return None if self.stream is None else self.stream.stats()
 
     def summary(self) -> str:
         """The facts in one line."""
@@ -73,7 +79,7 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     kernels = choose_kernels(getattr(torch, settings.dtype), shapes, wanted=settings.kernels, threads=settings.threads,
                              cache=cache, kv_dtype=settings.kv_dtype)
     test = check_invariance(kernels, shapes)  # before the weights: what it packs is not in memory beside them
-    weights = _load_weights(model.path, kernels, settings.weight_memory, cache)
+    weights, stream = _load_weights(model.path, kernels, settings.weight_memory, cache)
     for failure in test.failures:
         LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
     numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)
@@ -81,11 +87,13 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
                         numeric_print=numeric.digest)
     engine = Engine(weights, kernels, settings, facts)
     return LoadedEngine(driver=Driver(engine, recorder), context_limit=engine.context_limit,
-                        longest_row=engine.longest_row, token_bytes=engine.token_bytes, self_test=test, numeric=numeric)
+                        longest_row=engine.longest_row, token_bytes=engine.token_bytes, self_test=test, numeric=numeric,
+                        stream=stream)
 
 
-def _load_weights(folder: Path, kernels: KernelSet, limit: int, cache: Path) -> Model:
+def _load_weights(folder: Path, kernels: KernelSet, limit: int, cache: Path) -> tuple[Model, WeightStream | None]:
     """All in memory, or what `limit` bytes hold of them; the packed copy of the others lies in `cache`."""
     if not limit:
-        return load_model(folder, kernels)
-    return load_tiered(folder, kernels, packing_of(kernels), limit=limit, cache=cache).model
+        return load_model(folder, kernels), None
+    tiered = load_tiered(folder, kernels, packing_of(kernels), limit=limit, cache=cache)
+    return tiered.model, tiered.stream

@@ -221,7 +221,10 @@ class ProcessHost:
         engine = self._engine
         if engine is None:
             return mine
-        stats = engine.driver.stats()
+        stats, stream = engine.driver.stats(), engine.loaded.streamed()
+        if stream is not None:
+            mine = replace(mine, streamed_bytes=stream.read_bytes, stream_seconds=stream.waited_seconds,
+                           stream_files=stream.files, direct_files=stream.direct_files)
         return replace(
             mine, engines=self.loads, load_seconds=engine.load_seconds, engine=stats, fill=stats.fill,
             pages_peak=max(self._pages_peak, stats.pages_used),

@@ -62,7 +62,8 @@ class ProgressSample:
     process's beginning.  `fill` is the mean share of the engine's slots in use; `pages_peak` is
     the most KV pages in use whenever a row was finished.  `moves` are rows that left for another round: all were
     computed again there, `kv` of them would have come along cheaper as pages.
-    `kernels` names the kernel set and its instruction path.
+    `kernels` names the kernel set and its instruction path.  Of weights that are not in memory `streamed_bytes` were
+    read, for which steps waited `stream_seconds`; `direct_files` of `stream_files` are read past the page cache.
     """
 
     process: str
@@ -80,6 +81,10 @@ class ProgressSample:
     deterministic: bool = True
     numeric_print: str = ""
     kernels: str = ""
+    streamed_bytes: int = 0
+    stream_seconds: float = 0.0
+    stream_files: int = 0
+    direct_files: int = 0
 
     @property
     def failed_rows(self) -> int:
@@ -138,6 +143,10 @@ def total(samples: Iterable[ProgressSample]) -> ProgressSample:
         deterministic=all(part.deterministic for part in parts),
         numeric_print=" ".join(sorted({part.numeric_print for part in parts if part.numeric_print})),
         kernels=" and ".join(sorted({part.kernels for part in parts if part.kernels})),
+        streamed_bytes=sum(part.streamed_bytes for part in parts),
+        stream_seconds=sum(part.stream_seconds for part in parts),
+        stream_files=sum(part.stream_files for part in parts),
+        direct_files=sum(part.direct_files for part in parts),
     )
 
 

@@ -53,8 +53,10 @@ def area_tensors(memory: mmap.mmap, area: Area) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStats:
-    """What a stream has done so far.  `unused_bytes` were read ahead in vain; `waited_seconds` are the caller's;
-    `direct_files` of `files` are read without the page cache."""
+    """What a stream has done so far.  It streams `unit_bytes` in all; `unused_bytes` were read ahead in vain;
+    `waited_seconds` are the caller's; `direct_files` of `files` are read without the page cache."""
+
+    unit_bytes: int
 
     read_bytes: int
     read_units: int
@@ -153,10 +155,10 @@ class WeightStream:
     def stats(self) -> StreamStats:
         """So far."""
         return StreamStats(
-            read_bytes=self._read_bytes, read_units=self._read_units, unused_bytes=self._unused_bytes,
-            waited_seconds=self._waited, read_seconds=self._read_seconds,
-            buffer_bytes=self._buffers * self._buffer_bytes, files=len(self._files),
-            direct_files=sum(file.direct for file in self._open.values()))
+            unit_bytes=sum(unit.size for unit in self._order), read_bytes=self._read_bytes,
+            read_units=self._read_units, unused_bytes=self._unused_bytes, waited_seconds=self._waited,
+            read_seconds=self._read_seconds, buffer_bytes=self._buffers * self._buffer_bytes,
+            files=len(self._files), direct_files=sum(file.direct for file in self._open.values()))
 
     def check_integrity(self) -> None:
         """Every buffer is in one place, and none is lost."""

@@ -1,22 +1,24 @@
 """A process that streams a model and tells how much memory that took: `python -m tests.weights.streaming_child FOLDER
-CACHE KERNELS LIMIT` converts, loads and runs three passes of 64 tokens."""
+CACHE KERNELS LIMIT` tests its kernels, converts, loads and answers a row, as any worker of a run does."""
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from batchgen_beam.kernels.packing import packing_of
-from batchgen_beam.kernels.torch_set import TorchKernels
-from batchgen_beam.models.interface import KernelSet
-from batchgen_beam.weights.tiered_loader import load_tiered
-from tests.kernels.sets import HIGHEST, native
-from tests.models.paged import PagedRun
+from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
+from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.engine_loader import load_engine
+from batchgen_beam.transforms.model_folder import ModelSource
 
 __all__: list[str] = []
+
+PROMPT = Prompt(key=RowKey("row", "0" * 64), token_ids=token_array(3 * i + 1 for i in range(64)),
+                params=SamplingParams(temperature=0.0, max_tokens=3))
 
 
 def memory(name: str) -> int:
@@ -25,24 +27,26 @@ def memory(name: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
-def main(folder: Path, cache: Path, kernels: KernelSet, limit: int) -> None:
+def main(source: ModelSource, settings: EngineSettings) -> None:
     """Print what was found as JSON."""
-    x = torch.ones(64, 64, dtype=kernels.dtype)
-    kernels.linear(x, kernels.pack([x]))  # what kernels keep once is no weight
+    model = source.open(max_context=None)
+    x = torch.ones(64, 64, dtype=torch.bfloat16)
+    torch.nn.functional.linear(x, x)  # what torch keeps once is no weight
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = memory("VmRSS")
-    found = load_tiered(folder, kernels, packing_of(kernels), limit=limit, cache=cache)
-    run = PagedRun(found.model, kernels, pages=4, page_tokens=64)
-    for step in range(3):
-        run.forward(("row", [(7 * step + i) % 256 for i in range(64)]))
-    stats = found.streamed()
+    loaded = load_engine(model, settings, "content", Path(source.model_cache))
+    loaded.driver.open_lane("lane")
+    loaded.driver.submit("lane", [PROMPT])
+    loaded.driver.fed("lane")
+    answers = loaded.driver.take("lane", timeout=120)
+    stats = loaded.streamed()
     assert stats is not None
     sys.stdout.write(json.dumps({
-        "grown": memory("VmHWM") - before, "planned": found.residency.total_bytes, "ring": stats.buffer_bytes,
-        "streamed": found.residency.streamed_bytes, "read": stats.read_bytes}) + "\n")
+        "grown": memory("VmHWM") - before, "answers": len(answers), "steps": loaded.driver.stats().forward_calls,
+        "ring": stats.buffer_bytes, "streamed": stats.unit_bytes, "read": stats.read_bytes}) + "\n")
+    loaded.driver.close()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), TorchKernels(torch.bfloat16) if sys.argv[3] == "torch" else
-         native(torch.bfloat16, HIGHEST[torch.bfloat16]), int(sys.argv[4]))
+    main(ModelSource(model=sys.argv[1], model_cache=sys.argv[2], clock=datetime(2026, 1, 1, tzinfo=UTC)),
+         EngineSettings(kernels=sys.argv[3], threads=1, weight_memory=int(sys.argv[4]), kv_memory=1 << 22, max_rows=8))

@@ -13,27 +13,29 @@ import torch
 from safetensors.torch import save_file
 
 from batchgen_beam.config.model_registry import load_config
+from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.weights.name_tables import expected_parameters
 from tests.kernels.sets import NEEDS_NATIVE
 
-CONSTANT = 72 << 20
-"""Bytes beside the limit: a unit while it is converted (its source, its parts, its packed form) and what the allocator
-keeps of that, the largest of the fixed tensors while it is packed, the KV pages and activations of 64 tokens, and code
-that is loaded late."""
+CONSTANT = 64 << 20
+"""Bytes beside the limit: what the allocator keeps of the self-test and of products that were converted, the largest of
+the fixed tensors while it is packed, the KV pages and activations of 64 tokens, and code that is loaded late."""
 
-LIMIT = 48 << 20
+LIMIT = 176 << 20
+"""Three buffers of a feed-forward part and little more; it is reached neither by the kernels' self-test nor by the
+conversion, of which a product and its source are in memory."""
 
-MIXTRAL = {"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4,
-           "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 256, "max_position_embeddings": 512,
-           "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False, "sliding_window": None}
-LLAMA = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 10,
-         "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 256, "max_position_embeddings": 512,
+MIXTRAL = {"model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 2,
+           "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 320, "max_position_embeddings": 512,
+           "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False, "sliding_window": None}
+LLAMA = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 12288, "num_hidden_layers": 5,
+         "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 320, "max_position_embeddings": 512,
          "tie_word_embeddings": False}
 
 
 def checkpoint(folder: Path, config: Mapping[str, object]) -> int:
     """Random bfloat16 weights, a file for each layer; all their bytes."""
-    folder.mkdir()
+    write_fake_folder(folder)
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
     total, index = 0, {}
@@ -56,15 +58,16 @@ def checkpoint(folder: Path, config: Mapping[str, object]) -> int:
 ])
 def test_the_process_grows_by_the_limit_and_a_constant(kernels: str, config: Mapping[str, object],
                                                        tmp_path: Path) -> None:
-    """A model of over three times the limit is converted, loaded and run: the peak of the process stays within them,
-    the plan within the limit, and every step reads what is not resident."""
+    """A model of over twice the limit whose feed-forward parts are larger than the constant has its kernels tested, is
+    converted, loaded and run: the peak of the process stays within limit and constant, though a few copies of one part
+    would not, and the first step reads all that is not resident."""
     total = checkpoint(tmp_path / "model", config)
-    assert total > 3 * LIMIT > LIMIT + CONSTANT
+    assert total > 2 * LIMIT > LIMIT + CONSTANT
     found = json.loads(subprocess.run(
         [sys.executable, "-m", "tests.weights.streaming_child", tmp_path / "model", tmp_path / "cache", kernels,
          str(LIMIT)], check=True, stdout=subprocess.PIPE).stdout)
-    assert found["planned"] <= LIMIT
+    assert found["answers"] == 1
     assert found["grown"] <= LIMIT + CONSTANT
-    assert found["grown"] >= 0.8 * found["planned"]  # the plan is not idle
+    assert found["grown"] >= found["ring"]  # the count sees the buffers
     assert found["streamed"] >= total - LIMIT
-    assert 3 * found["streamed"] <= found["read"] <= 3 * found["streamed"] + 2 * found["ring"]
+    assert found["streamed"] <= found["read"] <= found["steps"] * found["streamed"] + 2 * found["ring"]
