@@ -1,7 +1,7 @@
 """A limit on all memory of a process and of what it caches of files, where this machine lets us set one.
 
 Owns a control group for each run (`memory.max` of version 2, `memory.limit_in_bytes` of version 1), which counts page
-cache too.  Where none can be made the group is None, and the caller has to say that nothing was enforced.
+cache too, and lets nothing be swapped where the kernel counts swap.  Where none can be made the group is None, and the caller has to say that nothing was enforced.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class MemoryGroup:
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
     """A new group of at most `limit` bytes, or None; it is removed at the end, when its processes must have ended."""
-    first = (_ROOT / "memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
-    second = (_ROOT, "memory.max", "memory.peak")
-    for root, knob, peak in (first, second):
+    first = (_ROOT / "memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes",
+             ("memory.memsw.limit_in_bytes", limit))  # of memory and swap together
+    second = (_ROOT, "memory.max", "memory.peak", ("memory.swap.max", 0))
+    for root, knob, peak, (swap, swap_limit) in (first, second):
         folder = root / f"offload-{os.getpid()}"
         try:
             folder.mkdir()
@@ -52,6 +53,8 @@ def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
         try:
             if (folder / knob).exists():
                 (folder / knob).write_text(str(limit))
+                if (folder / swap).exists():
+                    (folder / swap).write_text(str(swap_limit))
                 yield MemoryGroup(folder, peak)
                 return
         finally:

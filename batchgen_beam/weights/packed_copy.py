@@ -131,7 +131,17 @@ def _complete(plan: CopyPlan, wanted: Mapping[int, PackedHeader], folder: Path) 
         for condemned in folder.glob(f"*{_CONDEMNED}"):
             condemned.unlink()
         LOG.info("packed the weights of %d layers into %s in %.1f s", len(missing), folder, time.monotonic() - started)
+        _name_others(folder)
         return dict(sorted(files.items()))
+
+
+def _name_others(folder: Path) -> None:
+    """Say what other copies take; whether anyone needs them is not known here."""
+    others = sorted(path for path in folder.parent.glob("packed-*") if path.is_dir() and path != folder)
+    if others:
+        size = sum(file.stat().st_size for other in others for file in other.glob(f"*{_ENDING}"))
+        LOG.info("packed weights of other models, dtypes or kernels beside them take %s bytes: %s; delete those that "
+                 "no run needs", f"{size:,}", ", ".join(str(other) for other in others))
 
 
 def _is_sound(file: PackedFile) -> bool:

@@ -112,6 +112,7 @@ class WeightStream:
         self._waited, self._read_seconds = 0.0, 0.0
         self._said_indirect = self._closed = False
         self._open: dict[int, DirectFile] = {}
+        self._reading: threading.Thread | None = None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weight-stream")
         try:
             for layer, file in self._files.items():
@@ -167,10 +168,11 @@ class WeightStream:
         assert len({id(memory) for memory in memories}) == len(memories) == self._buffers, "a buffer is lost or shared"
 
     def close(self) -> None:
-        """Stop reading and give everything back.  Twice is no fault."""
+        """Stop reading and give everything back.  Twice is no fault, nor is the reader as the caller, whom the
+        collection of garbage may choose: it ends after what it is at."""
         for fill in self._ahead:
             fill.abandoned.set()
-        self._reader.shutdown(wait=True, cancel_futures=True)
+        self._reader.shutdown(wait=threading.current_thread() is not self._reading, cancel_futures=True)
         if self._open and not self._closed:
             LOG.info("streamed weights: %s", self.stats())
         self._closed = True
@@ -247,6 +249,7 @@ class WeightStream:
 
     def _fill(self, unit: Unit, memory: mmap.mmap, abandoned: threading.Event) -> bool:
         """Fill a buffer and verify what was never read before; False if it is no longer wanted."""
+        self._reading = threading.current_thread()
         started = self._clock()
         file, area, view = self._files[unit.layer], self._areas[unit.name], memoryview(memory)
         size = pages(area.size)

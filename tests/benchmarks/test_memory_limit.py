@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,17 @@ def test_a_process_in_a_group_gets_no_more() -> None:
             assert peak is None or peak >= LIMIT // 2
     with memory_group(LIMIT) as again:
         assert again is not None
+
+
+def test_a_group_gets_no_swap_beside_its_memory() -> None:
+    """Where the kernel counts swap: what is swapped counts as memory, or nothing may be."""
+    with memory_group(LIMIT) as group:
+        if group is None:
+            pytest.skip("no control group can be made on this machine")
+        name = f"offload-{os.getpid()}"
+        knobs = {Path("/sys/fs/cgroup/memory", name, "memory.memsw.limit_in_bytes"): LIMIT,
+                 Path("/sys/fs/cgroup", name, "memory.swap.max"): 0}
+        found = {path: int(path.read_text()) for path in knobs if path.exists()}
+        if not found:
+            pytest.skip("this kernel counts no swap")
+        assert found == {path: knobs[path] for path in found}

@@ -10,8 +10,11 @@ import pytest
 
 from batchgen_beam.pipelines.main import FATAL, OK, USER_ERROR, main
 from batchgen_beam.text.fake_folder import write_fake_folder
+from tests.faults.events import is_part
+from tests.faults.job import DURABLE, Job
+from tests.faults.kills import Kill, Kind, kill_at
 from tests.models.tiny import TINIES, random_model
-from tests.support.jobs import published, questions, run_flags, timeless, write_rows
+from tests.support.jobs import FLAGS, engine_figures, published, questions, run_flags, timeless, write_rows
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -52,6 +55,9 @@ def test_streamed_answers_are_those_of_weights_in_memory(run: Callable[..., tupl
         rows.append(timeless(published(output)))
         copies = list((tmp_path / "cache").glob("packed-*/layer-*.packed"))
         assert len(copies) == (3 if flags else 0)
+        figures = engine_figures(output)
+        assert (figures["streamed_bytes"] > 600_000) is (figures["stream_seconds"] > 0) is bool(flags)
+        assert figures["direct_files"] <= figures["stream_files"] == len(copies)
     assert rows[0] == rows[1] == rows[2]
 
 
@@ -78,3 +84,25 @@ def test_a_damaged_copy_ends_the_run_by_name_and_the_next_goes_on(run: Callable[
     code, output = run("damaged", LIMIT)
     assert code == OK
     assert timeless(published(output)) == timeless(published(whole))
+
+
+def test_a_streaming_run_that_was_killed_goes_on(model: Path, tmp_path: Path) -> None:
+    """SIGKILL while it generates: the same command answers every row once, with the bits of an undisturbed run, and
+    from the copy that it finds."""
+    rows = [{**row, "max_tokens": 100} for row in questions(24)]
+    write_rows(tmp_path / "in" / "a.parquet", rows, row_group_size=8)
+    (tmp_path / "model").symlink_to(model)
+    flags = (*FLAGS, "--kernels=torch", *DURABLE, LIMIT, f"--model-cache={tmp_path / 'cache'}")
+    job = Job(folder=tmp_path, rows=len(rows), units=3, flags=flags)
+    assert main(job.arguments(tmp_path / "whole")) == OK
+    copies = {path: path.stat() for path in (tmp_path / "cache").glob("packed-*/*")}
+    assert len(copies) == 3
+    kill = Kill(Kind.GENERATING, "part 1", is_part)
+    assert kill_at(job, tmp_path / "out", [kill]) == (kill, [])
+    assert main(job.arguments(tmp_path / "out")) == OK
+    answers = timeless(published(tmp_path / "out"))
+    assert sorted(row["uuid"] for row in answers) == sorted(row["uuid"] for row in rows)
+    assert answers == timeless(published(tmp_path / "whole"))
+    after = {path: path.stat() for path in (tmp_path / "cache").glob("packed-*/*")}
+    assert {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in after.items()} == {
+        path: (stat.st_ino, stat.st_mtime_ns) for path, stat in copies.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from dataclasses import replace
@@ -93,6 +94,19 @@ def test_a_sample_is_read_as_it_was_written() -> None:
     facts = sample.as_facts()
     assert (facts["pages_total"], facts["process"], facts["failed"]) == (9, "p", {"INVALID_ROW": 1})
     assert "engine" not in facts
+
+
+def test_what_streams_did_is_summed_and_older_samples_lack_it() -> None:
+    """Bytes, seconds and files of all processes; a sample without them says zero."""
+    sample = ProgressSample(process="p", engine=WORK, streamed_bytes=5, stream_seconds=0.5, stream_files=3,
+                            direct_files=2)
+    both = total([sample, sample])
+    assert (both.streamed_bytes, both.stream_seconds, both.stream_files, both.direct_files) == (10, 1.0, 6, 4)
+    assert ProgressSample.from_json(sample.to_json()) == sample
+    values = json.loads(sample.to_json())
+    for name in ("streamed_bytes", "stream_seconds", "stream_files", "direct_files"):
+        del values[name]
+    assert ProgressSample.from_json(json.dumps(values).encode()) == ProgressSample(process="p", engine=WORK)
 
 
 def test_a_writer_that_holds_its_owner_last_may_end_itself(tmp_path: Path) -> None:

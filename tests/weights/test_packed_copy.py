@@ -204,3 +204,17 @@ def test_a_header_says_what_lies_where(folder: Path, tmp_path: Path) -> None:
         assert file.path.stat().st_size == begin + header.data_size
         assert len(header.sources) == 4 + 8 * 3
         assert "0" * 8 not in {source.crc for source in header.sources}
+
+
+def test_other_copies_are_named_with_their_size(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When a copy is made beside them, and only then; none is touched."""
+    caplog.set_level("INFO")
+    first, _ = converted(folder, tmp_path)
+    whole = contents(first)
+    assert "other models" not in caplog.text
+    make_copy(replace(copy_plan(folder, CountingPacking()), storage="other"), tmp_path)
+    size = sum(len(content) for content in whole)
+    assert f"beside them take {size:,} bytes: {first.layers[0].path.parent};" in caplog.text
+    caplog.clear()
+    assert contents(converted(folder, tmp_path)[0]) == whole
+    assert not caplog.records

@@ -240,3 +240,23 @@ def test_a_closed_stream_leaves_no_thread(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FatalError, match=r"layer-00001\.packed can't be read: No such file"):
         WeightStream(rig.copy, rig.order, buffers=2, buffer_bytes=rig.largest)
     assert threading.active_count() == before
+
+
+def test_a_stream_may_be_closed_by_its_reader(folder: Path, tmp_path: Path) -> None:
+    """As where garbage is collected in its thread: it doesn't wait for itself, and ends."""
+    before = threading.active_count()
+    made, closed = threading.Event(), threading.Event()
+    found: list[Rig] = []
+
+    class Closing(DirectFile):
+        def read(self, offset: int, target: memoryview, go_on: Callable[[], bool] = lambda: True) -> bool:
+            made.wait(10)
+            found[0].stream.close()
+            closed.set()
+            return super().read(offset, target, go_on)
+
+    found.append(Rig(folder, tmp_path, buffers=2, open_file=Closing))
+    made.set()
+    assert closed.wait(10)
+    found[0].stream.close()
+    assert threading.active_count() == before
