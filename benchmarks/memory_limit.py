@@ -1,7 +1,8 @@
 """A limit on all memory of a process and of what it caches of files, where this machine lets us set one.
 
 Owns a control group for each run (`memory.max` of version 2, `memory.limit_in_bytes` of version 1), which counts page
-cache too, and lets nothing be swapped where the kernel counts swap.  Where none can be made the group is None, and the caller has to say that nothing was enforced.
+cache too, and lets nothing be swapped beside it where the kernel counts swap.  Where none can be made the group is
+None, and the caller has to say that nothing was enforced.
 """
 
 from __future__ import annotations

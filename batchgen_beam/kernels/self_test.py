@@ -5,7 +5,8 @@ Every operation runs on the same seeded rows alone, in batches of many sizes and
 have to agree.  Large weights are cut, so that it takes the same little memory for every model.  Knows shapes only: no
 architecture, no weights, no sequences.
 
-Shape suffixes: T tokens, W rows, Q queries, D and K inputs, V vocabulary, G KV heads, H query heads, d head size, P pages.
+Shape suffixes: T tokens, W rows, Q queries, D and K inputs, V vocabulary, G KV heads, H query heads, d head size,
+P pages.
 """
 
 from __future__ import annotations
@@ -227,8 +228,8 @@ def _attention(kernels: KernelSet, shape: AttentionShape, random: torch.Generato
 
     def run(rows: list[range]) -> Tensor:
         view = _view(rows, keys.group, pages, kernels.device)
-        return kernels.attention(query_QHd[view.positions_T % FEW_QUERIES], caches[keys], stored, view, shape.size**-0.5,
-                                 sinks_H=sinks_H)
+        query_THd = query_QHd[view.positions_T % FEW_QUERIES]
+        return kernels.attention(query_THd, caches[keys], stored, view, shape.size**-0.5, sinks_H=sinks_H)
 
     borders = (0, 1, page_tokens - 1, page_tokens, 2 * page_tokens + 1, longest // 4 - 1, longest // 2, longest - 1)
     places = sorted({place for place in borders if 0 <= place < longest})
