@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.mailbox import Mailbox
+from batchgen_beam.engine.tail import SteppedEngine
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.errors import EngineError
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Prompt
@@ -80,7 +80,7 @@ class ForgetfulRecorder:
 class Driver:
     """Steps an engine in a daemon thread; every method may be called from any thread."""
 
-    def __init__(self, engine: Engine, recorder: Recorder | None = None, *,
+    def __init__(self, engine: SteppedEngine, recorder: Recorder | None = None, *,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._recorder: Recorder = recorder or ForgetfulRecorder()
@@ -198,6 +198,11 @@ class Driver:
 
     def _crowded(self) -> bool:
         return len(self._inbox) + self._stats.queued >= QUEUE_FACTOR * self._stats.capacity
+
+    def may_refill(self) -> bool:
+        """Whether rows may still come to the engine; the engine's thread asks, between two steps."""
+        with self._mutex:
+            return bool(self._inbox or self._lonely) or any(mailbox.feeding for mailbox in self._lanes.values())
 
     def unanswered(self) -> int:
         """Rows of all lanes that the engine has or will get."""

@@ -80,8 +80,9 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     facts = EngineFacts(eos_ids=model.eos_ids, text_vocabulary=model.text_vocabulary, content_print=content,
                         numeric_print=numeric.digest)
     engine = Engine(weights, kernels, settings, facts)
-    return LoadedEngine(driver=Driver(engine, recorder), context_limit=engine.context_limit,
-                        longest_row=engine.longest_row, token_bytes=engine.token_bytes, self_test=test, numeric=numeric)
+    driver, tail = Driver(engine, recorder), None
+    return LoadedEngine(driver=driver, context_limit=engine.context_limit, longest_row=engine.longest_row,
+                        token_bytes=engine.token_bytes, self_test=test, numeric=numeric, tail=tail)
 
 
 def _load_weights(folder: Path, kernels: KernelSet, limit: int, cache: Path) -> Model:
