@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from batchgen_beam.engine.mailbox import Mailbox
-from batchgen_beam.engine.tail import SteppedEngine
 from batchgen_beam.engine.stats import EngineStats
+from batchgen_beam.engine.tail import SteppedEngine
 from batchgen_beam.errors import EngineError
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Prompt
 

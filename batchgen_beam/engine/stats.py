@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from batchgen_beam.errors import ErrorCode
 
@@ -78,8 +79,8 @@ class EngineStats(Counters):
 
     def with_work_of(self, other: EngineStats) -> EngineStats:
         """Both engines' sums and what both have under way, as one engine's of this capacity and time span."""
-        tables = {name: dict(Counter(getattr(self, name)) + Counter(getattr(other, name)))
-                  for name in ("failures", "restarts")}
+        tables: dict[str, Any] = {name: dict(Counter(getattr(self, name)) + Counter(getattr(other, name)))
+                                  for name in ("failures", "restarts")}
         kept = {*tables, "span_seconds", "capacity", "pages_total", "lanes_peak"}
         sums = {item.name: getattr(self, item.name) + getattr(other, item.name)
                 for item in fields(EngineStats) if item.name not in kept}

@@ -53,6 +53,8 @@ END_SECONDS = 10.0
 TRIAL_PROMPT, TRIAL_TOKENS = 32, 8
 TRIAL_CONTEXT = 4
 
+_MakeEngine = Callable[[EngineFacts], Engine]
+
 _FOLLOWER = "from batchgen_beam.transforms.tail_follower import main; main()"
 
 SPLIT_ON_ANY_KERNELS, SPLIT_ON_TORCH = "llama", "mixtral"
@@ -76,7 +78,7 @@ def refuse_tail_processes(settings: EngineSettings, config: ModelConfig) -> None
 
 
 class TailProcesses:
-    """The other processes, and this one's way to them.  Whoever made it closes it.
+    """The other processes, and this one's way to them.  Whoever made it closes it.  `verdict` says what was measured.
 
     Raises:
         EngineError: a process could not load its part, or not in time.
@@ -88,6 +90,7 @@ class TailProcesses:
         self.settings = replace(settings, threads=threads, max_rows=1, kv_host_memory=0, prefix_sharing=False,
                                 attention_batch=0, expert_batch=0)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.verdict = ""
         self._leading = ExitStack()
         path = kernels.path if isinstance(kernels, NativeKernels) else None
         with ExitStack() as stack:
@@ -110,23 +113,33 @@ class TailProcesses:
 
         `EngineError` if the processes do not say the bits of one.
         """
-        executor = self._leading.enter_context(leading(self._part, self._kernels, self.settings, self._group))
-        together = partial(Engine, self._part, self._kernels, self.settings, make_executor=executor)
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            executor = self._leading.enter_context(leading(self._part, self._kernels, self.settings, self._group))
+            together = partial(Engine, self._part, self._kernels, self.settings, make_executor=executor)
+            cost = self._measured(partial(Engine, model, kernels, self.settings), together, facts, clock)
+            far = Tail(rows=1, tokens=engine.context_limit, context=1, may_refill=False)
+            gains = rule(far, cost) is TailChoice.SPLIT
+            self.verdict = (
+                f"tail processes: a row's step takes {1e3 * cost.here:.3g} ms in one process and "
+                f"{1e3 * cost.split:.3g} ms in {self._group.size} of {self.settings.threads} threads each, a prompt "
+                f"token {1e3 * cost.prefill:.3g} ms: {'last rows may go there' if gains else 'no row will, they end'}")
+            LOG.info(self.verdict)
+            if not gains:
+                return None
+            stack.pop_all()
+            return TailEngine(engine, together(facts), cost, lost=self.lose, rule=rule)
+
+    def _measured(self, alone: _MakeEngine, together: _MakeEngine, facts: EngineFacts,
+                  clock: Callable[[], float]) -> TailCost:
+        """Of one and the same row, which no token ends."""
         endless = replace(facts, eos_ids=frozenset())
-        here = _Timed.of(Engine(model, kernels, self.settings, endless), clock)
-        split = _Timed.of(together(endless), clock)
+        here, split = _Timed.of(alone(endless), clock), _Timed.of(together(endless), clock)
         if here.said != split.said:
-            raise EngineError(f"--tail-processes={self._group.size}: together they say other bits than one process, "
-                              f"with {dict(kernels.facts())}; leave the flag out")
-        cost = TailCost(here=here.step, split=split.step, prefill=split.prefill)
-        gains = rule(Tail(rows=1, tokens=engine.context_limit, context=1, may_refill=False), cost) is TailChoice.SPLIT
-        LOG.info("tail processes: one row's step takes %.3g ms here and %.3g ms in %d processes of %d threads, where a "
-                 "prompt token takes %.3g ms: %s", 1e3 * cost.here, 1e3 * cost.split, self._group.size,
-                 self.settings.threads, 1e3 * cost.prefill, "last rows may go there" if gains else "they end")
-        if not gains:
-            self.close()
-            return None
-        return TailEngine(engine, together(facts), cost, lost=self.lose, rule=rule)
+            raise EngineError(f"--tail-processes={self._group.size}: together they say other bits than one process "
+                              f"with {', '.join(f'{name} {fact}' for name, fact in self._kernels.facts().items())}; "
+                              "leave the flag out")
+        return TailCost(here=here.step, split=split.step, prefill=split.prefill)
 
     def close(self) -> None:
         """End all processes; their leader has no step under way.  Safe to repeat."""
@@ -143,14 +156,15 @@ class TailProcesses:
         self.close()
 
     def _end(self) -> None:
+        """Those that were told to end, or that their leader left, do so by themselves."""
         for process in self.processes:
             assert process.stdin is not None
-            process.stdin.close()
             try:
                 process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            process.stdin.close()
 
 
 def _start(task: FollowerTask) -> subprocess.Popen[bytes]:

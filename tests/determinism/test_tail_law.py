@@ -1,0 +1,142 @@
+"""A last row that goes on in several processes has the bits of one that stays, whatever becomes of the processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchgen_beam.engine.driver import Driver
+from batchgen_beam.engine.tail_rule import Tail, TailChoice, TailCost, TailRule, plan_tail
+from batchgen_beam.records import Answer, Prompt
+from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.engine_loader import LoadedEngine
+from tests.determinism.law import Bits
+from tests.engine.rigs import prompt, said
+from tests.kernels.sets import NEEDS_NATIVE
+from tests.support.jobs import ROOT
+from tests.support.tails import SETTINGS, free_group, load, write_model
+
+WAIT = 60
+PROMPTS = [prompt(f"row-{i}", (40, 3, 70)[i % 3], max_tokens=(5, 60, 9)[i % 3], temperature=float(i % 2), logprobs=2,
+                  seed=i) for i in range(3)]
+"""The second one is the last by far."""
+
+CASES = {"llama on native kernels": ("llama", replace(SETTINGS, dtype="bfloat16", kernels="native", threads=2)),
+         "mixtral with int8 pages": ("mixtral", replace(SETTINGS, kernels="torch", kv_dtype="int8"))}
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints by family, made once each."""
+    return cache(lambda family: write_model(family, tmp_path_factory.mktemp("tail") / family))
+
+
+@contextmanager
+def loaded(folder: Path, settings: EngineSettings, rule: TailRule = free_group) -> Iterator[LoadedEngine]:
+    """A worker's engine; this process has its threads back afterwards, and no process is left."""
+    threads = torch.get_num_threads()
+    engine = load(folder, settings, rule=rule)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        torch.set_num_threads(threads)
+    assert engine.tail is None or all(process.poll() is not None for process in engine.tail.processes)
+
+
+def answers_of(driver: Driver, lane: str, prompts: list[Prompt]) -> Bits:
+    """What rows of a lane are answered, once it is known that no more come."""
+    driver.open_lane(lane, prompts)
+    driver.fed(lane)
+    answers: list[Answer] = []
+    while driver.pending(lane):
+        answers += driver.take(lane, timeout=WAIT)
+    return said({answer.key.uuid: answer for answer in answers})
+
+
+@cache
+def in_one_process(folder: Path, settings: EngineSettings) -> Bits:
+    """The reference."""
+    with loaded(folder, settings) as engine:
+        return answers_of(engine.driver, "lane", PROMPTS)
+
+
+@pytest.mark.parametrize("name", [pytest.param("llama on native kernels", marks=NEEDS_NATIVE),
+                                  "mixtral with int8 pages"])
+def test_a_last_row_in_two_processes_has_the_bits_of_one(name: str, folders: Callable[[str], Path]) -> None:
+    """Rows of a worker whose last one goes on in two processes: same ids, same log-probability bits, same prints; and
+    the two did generate most of that row's tokens."""
+    family, settings = CASES[name]
+    expected = in_one_process(folders(family), settings)
+    with loaded(folders(family), replace(settings, tail_processes=2)) as engine:
+        assert engine.tail is not None
+        assert all(process.poll() is None for process in engine.tail.processes)
+        assert answers_of(engine.driver, "lane", PROMPTS) == expected
+        stats = engine.driver.stats()
+        assert (stats.rows_done, stats.split_rows) == (3, 1)
+        assert stats.split_tokens > 40
+        assert stats.generated_tokens == sum(len(bits[0]) for bits in expected.values())  # type: ignore[arg-type]
+    assert [process.returncode for process in engine.tail.processes] == [0]
+
+
+def test_a_killed_process_loses_no_row(folders: Callable[[str], Path]) -> None:
+    """One of the processes is killed as the last row comes to them: that row and those of later lanes are computed by
+    the worker alone, with the same bits."""
+    pids: list[int] = []
+
+    def killing(tail: Tail, cost: TailCost) -> TailChoice:
+        choice = free_group(tail, cost)
+        if choice is TailChoice.SPLIT and pids:
+            os.kill(pids.pop(), signal.SIGKILL)
+        return choice
+
+    settings = CASES["mixtral with int8 pages"][1]
+    expected = in_one_process(folders("mixtral"), settings)
+    with loaded(folders("mixtral"), replace(settings, tail_processes=2), killing) as engine:
+        assert engine.tail is not None
+        pids += [process.pid for process in engine.tail.processes]
+        assert answers_of(engine.driver, "lane", PROMPTS) == expected
+        assert (engine.driver.stats().split_rows, engine.driver.stats().split_tokens) == (1, 0)
+        assert [process.returncode for process in engine.tail.processes] == [-signal.SIGKILL]
+        assert answers_of(engine.driver, "another", PROMPTS) == expected
+        assert engine.driver.stats().split_rows == 1
+
+
+def test_processes_that_never_pay_end_at_once(folders: Callable[[str], Path]) -> None:
+    """Where a step of all takes longer than a step of one, as measured, they end before the first row."""
+    def slow_group(tail: Tail, cost: TailCost) -> TailChoice:
+        assert min(cost.here, cost.split, cost.prefill) > 0
+        return plan_tail(tail, replace(cost, split=2 * cost.here))
+
+    settings = replace(SETTINGS, kernels="torch", tail_processes=2)
+    with loaded(folders("llama"), settings, slow_group) as engine:
+        assert engine.tail is not None
+        assert [process.returncode for process in engine.tail.processes] == [0]
+        assert engine.tail.verdict.endswith("no row will, they end")
+        assert len(answers_of(engine.driver, "lane", PROMPTS[:1])) == 1
+
+
+def test_the_processes_end_with_their_leader(folders: Callable[[str], Path]) -> None:
+    """A leader that is killed leaves no process behind."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.tails", str(folders("llama"))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None
+        (pid,) = map(int, leader.stdout.readline().split())
+        follower = os.pidfd_open(pid)
+        leader.kill()
+    try:
+        assert select.select([follower], [], [], WAIT)[0] == [follower]
+    finally:
+        os.close(follower)
