@@ -32,8 +32,8 @@ PROMPTS = [prompt(f"row-{i}", (40, 3, 70)[i % 3], max_tokens=(5, 60, 9)[i % 3], 
                   seed=i) for i in range(3)]
 """The second one is the last by far."""
 
-CASES = {"llama on native kernels": ("llama", replace(SETTINGS, dtype="bfloat16", kernels="native", threads=2)),
-         "mixtral with int8 pages": ("mixtral", replace(SETTINGS, kernels="torch", kv_dtype="int8"))}
+NATIVE = replace(SETTINGS, dtype="bfloat16", kernels="native", threads=2)
+INT8 = replace(SETTINGS, kernels="torch", kv_dtype="int8")
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -73,27 +73,32 @@ def in_one_process(folder: Path, settings: EngineSettings) -> Bits:
         return answers_of(engine.driver, "lane", PROMPTS)
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama on native kernels", marks=NEEDS_NATIVE),
-                                  "mixtral with int8 pages"])
-def test_a_last_row_in_two_processes_has_the_bits_of_one(name: str, folders: Callable[[str], Path]) -> None:
-    """Rows of a worker whose last one goes on in two processes: same ids, same log-probability bits, same prints; and
-    the two did generate most of that row's tokens."""
-    family, settings = CASES[name]
-    expected = in_one_process(folders(family), settings)
-    with loaded(folders(family), replace(settings, tail_processes=2)) as engine:
-        assert engine.tail is not None
-        assert all(process.poll() is None for process in engine.tail.processes)
-        assert answers_of(engine.driver, "lane", PROMPTS) == expected
-        stats = engine.driver.stats()
-        assert (stats.rows_done, stats.split_rows) == (3, 1)
-        assert stats.split_tokens > 40
-        assert stats.generated_tokens == sum(len(bits[0]) for bits in expected.values())  # type: ignore[arg-type]
+def hold(engine: LoadedEngine, expected: Bits) -> None:
+    """The rows' bits are these, and all processes of the tail did generate most tokens of the last row."""
+    assert engine.tail is not None
+    assert all(process.poll() is None for process in engine.tail.processes)
+    assert answers_of(engine.driver, "lane", PROMPTS) == expected
+    stats = engine.driver.stats()
+    assert (stats.rows_done, stats.split_rows) == (3, 1)
+    assert stats.split_tokens > 40
+    assert stats.generated_tokens == sum(len(bits[0]) for bits in expected.values())  # type: ignore[arg-type]
+
+
+@NEEDS_NATIVE
+def test_a_last_row_in_two_processes_has_the_bits_of_one(folders: Callable[[str], Path]) -> None:
+    """A Llama on native kernels: the last of a worker's rows goes on in two processes, of half the threads each, with
+    the same ids and log-probability bits; the processes end when they are told to."""
+    expected = in_one_process(folders("llama"), NATIVE)
+    with loaded(folders("llama"), replace(NATIVE, tail_processes=2)) as engine:
+        hold(engine, expected)
+    assert engine.tail is not None
     assert [process.returncode for process in engine.tail.processes] == [0]
 
 
 def test_a_killed_process_loses_no_row(folders: Callable[[str], Path]) -> None:
-    """One of the processes is killed as the last row comes to them: that row and those of later lanes are computed by
-    the worker alone, with the same bits."""
+    """A Mixtral with int8 pages: the last row has the same bits in two processes; and where one of them is killed as
+    the last row of the next lane comes to them, that row and those of later lanes are computed by the worker alone,
+    with the same bits."""
     pids: list[int] = []
 
     def killing(tail: Tail, cost: TailCost) -> TailChoice:
@@ -102,16 +107,17 @@ def test_a_killed_process_loses_no_row(folders: Callable[[str], Path]) -> None:
             os.kill(pids.pop(), signal.SIGKILL)
         return choice
 
-    settings = CASES["mixtral with int8 pages"][1]
-    expected = in_one_process(folders("mixtral"), settings)
-    with loaded(folders("mixtral"), replace(settings, tail_processes=2), killing) as engine:
+    expected = in_one_process(folders("mixtral"), INT8)
+    with loaded(folders("mixtral"), replace(INT8, tail_processes=2), killing) as engine:
+        hold(engine, expected)
         assert engine.tail is not None
         pids += [process.pid for process in engine.tail.processes]
-        assert answers_of(engine.driver, "lane", PROMPTS) == expected
-        assert (engine.driver.stats().split_rows, engine.driver.stats().split_tokens) == (1, 0)
+        before = engine.driver.stats()
+        for lane in ("the next", "a later one"):
+            assert answers_of(engine.driver, lane, PROMPTS) == expected
+        stats = engine.driver.stats()
+        assert (stats.split_rows, stats.split_tokens) == (2, before.split_tokens)
         assert [process.returncode for process in engine.tail.processes] == [-signal.SIGKILL]
-        assert answers_of(engine.driver, "another", PROMPTS) == expected
-        assert engine.driver.stats().split_rows == 1
 
 
 def test_processes_that_never_pay_end_at_once(folders: Callable[[str], Path]) -> None:
@@ -130,11 +136,10 @@ def test_processes_that_never_pay_end_at_once(folders: Callable[[str], Path]) ->
 
 def test_the_processes_end_with_their_leader(folders: Callable[[str], Path]) -> None:
     """A leader that is killed leaves no process behind."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.tails", str(folders("llama"))]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.tail_leader", str(folders("llama"))]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None
-        (pid,) = map(int, leader.stdout.readline().split())
-        follower = os.pidfd_open(pid)
+        follower = os.pidfd_open(int(leader.stdout.readline()))
         leader.kill()
     try:
         assert select.select([follower], [], [], WAIT)[0] == [follower]

@@ -1,9 +1,8 @@
-"""Tiny models for the processes of a tail, and a program that is their leader."""
+"""Tiny models for the processes of a tail, and workers' engines on them."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,11 +48,3 @@ def load(folder: Path, settings: EngineSettings, *, rule: TailRule = free_group)
     """A worker's engine on this model."""
     model = ModelFolder.open(folder, template=None, clock=datetime(2026, 1, 1, tzinfo=UTC), max_context=None)
     return load_engine(model, settings, "content", folder.parent / "cache", rule=rule)
-
-
-if __name__ == "__main__":
-    loaded = load(Path(sys.argv[1]), replace(SETTINGS, kernels="torch", tail_processes=2))
-    assert loaded.tail is not None
-    sys.stdout.write(" ".join(str(process.pid) for process in loaded.tail.processes) + "\n")
-    sys.stdout.flush()
-    sys.stdin.read()
