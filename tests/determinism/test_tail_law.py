@@ -31,6 +31,8 @@ WAIT = 60
 PROMPTS = [prompt(f"row-{i}", (40, 3, 70)[i % 3], max_tokens=(5, 60, 9)[i % 3], temperature=float(i % 2), logprobs=2,
                   seed=i) for i in range(3)]
 """The second one is the last by far."""
+PLAIN = prompt("plain", 9, max_tokens=40, temperature=0.0)
+"""A row without draws and alternatives: the native kernels have another way to its log-probabilities."""
 
 NATIVE = replace(SETTINGS, dtype="bfloat16", kernels="native", threads=2)
 INT8 = replace(SETTINGS, kernels="torch", kv_dtype="int8")
@@ -68,19 +70,20 @@ def answers_of(driver: Driver, lane: str, prompts: list[Prompt]) -> Bits:
 
 @cache
 def in_one_process(folder: Path, settings: EngineSettings) -> Bits:
-    """The reference."""
+    """The reference: three rows, and the plain one."""
     with loaded(folder, settings) as engine:
-        return answers_of(engine.driver, "lane", PROMPTS)
+        return answers_of(engine.driver, "lane", [*PROMPTS, PLAIN])
 
 
 def hold(engine: LoadedEngine, expected: Bits) -> None:
-    """The rows' bits are these, and all processes of the tail did generate most tokens of the last row."""
+    """The rows' bits are these, and all processes of the tail did generate most tokens of both last rows."""
     assert engine.tail is not None
     assert all(process.poll() is None for process in engine.tail.processes)
-    assert answers_of(engine.driver, "lane", PROMPTS) == expected
+    plain = answers_of(engine.driver, "before", [PLAIN])
+    assert plain | answers_of(engine.driver, "lane", PROMPTS) == expected
     stats = engine.driver.stats()
-    assert (stats.rows_done, stats.split_rows) == (3, 1)
-    assert stats.split_tokens > 40
+    assert (stats.rows_done, stats.split_rows) == (4, 2)
+    assert stats.split_tokens > 80
     assert stats.generated_tokens == sum(len(bits[0]) for bits in expected.values())  # type: ignore[arg-type]
 
 
@@ -114,9 +117,9 @@ def test_a_killed_process_loses_no_row(folders: Callable[[str], Path]) -> None:
         pids += [process.pid for process in engine.tail.processes]
         before = engine.driver.stats()
         for lane in ("the next", "a later one"):
-            assert answers_of(engine.driver, lane, PROMPTS) == expected
+            assert answers_of(engine.driver, lane, [*PROMPTS, PLAIN]) == expected
         stats = engine.driver.stats()
-        assert (stats.split_rows, stats.split_tokens) == (2, before.split_tokens)
+        assert (stats.split_rows, stats.split_tokens) == (3, before.split_tokens)
         assert [process.returncode for process in engine.tail.processes] == [-signal.SIGKILL]
 
 

@@ -35,8 +35,10 @@ LARGER = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4
 
 FACTS = EngineFacts(eos_ids=frozenset({7}), text_vocabulary=300, content_print="tiny", numeric_print="here")
 SETTINGS = EngineSettings(dtype="float32", max_rows=6, step_tokens=128, prefill_chunk=48, kv_memory=1 << 24)
-PROMPTS = [prompt(f"row-{i}", (61, 3, 59, 70)[i % 4], max_tokens=8 + i, temperature=float(i % 2), logprobs=2)
+PROMPTS = [prompt(f"row-{i}", (61, 3, 59, 70)[i % 4], max_tokens=8 + i, temperature=float(i % 2), logprobs=i % 3)
            for i in range(5)]
+"""Greedy and drawn, with and without alternatives: kernel sets have several ways to a log-probability."""
+
 pytestmark = pytest.mark.timeout(240)
 
 
