@@ -78,10 +78,8 @@ def refuse_tail_processes(settings: EngineSettings, config: ModelConfig) -> None
 
 
 class TailProcesses:
-    """The other processes, and this one's way to them.  Whoever made it closes it.  `verdict` says what was measured.
-
-    Raises:
-        EngineError: a process could not load its part, or not in time.
+    """The other processes of an engine on this model, and this one's way to them.  Whoever made it closes it, unless
+    that failed: an `EngineError` says which process did not come.  `verdict`: what was measured, in one line.
     """
 
     def __init__(self, model: Path, kernels: KernelSet, settings: EngineSettings) -> None:
@@ -91,6 +89,7 @@ class TailProcesses:
                                 attention_batch=0, expert_batch=0)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.verdict = ""
+        self._model = model
         self._leading = ExitStack()
         path = kernels.path if isinstance(kernels, NativeKernels) else None
         with ExitStack() as stack:
@@ -103,7 +102,6 @@ class TailProcesses:
                     place=replace(place, answer=IDLE_SECONDS))))
             self._group = stack.enter_context(ProcessGroup(place, 0))
             self._kernels = PartitionedKernels(inner_kernels(self.settings, path), self._group)
-            self._part = load_model(model, self._kernels)
             self._open = stack.pop_all()
 
     def tail_engine(self, engine: Engine, model: Model, kernels: KernelSet, facts: EngineFacts, *, rule: TailRule,
@@ -111,12 +109,13 @@ class TailProcesses:
         """`engine`, of this model on these kernels, with these processes for its last row; None, and they have ended,
         if by the times that are measured no row would ever go there.
 
-        `EngineError` if the processes do not say the bits of one.
+        `EngineError`, and they have ended too, if one could not load its part, or they do not say the bits of one.
         """
         with ExitStack() as stack:
             stack.callback(self.close)
-            executor = self._leading.enter_context(leading(self._part, self._kernels, self.settings, self._group))
-            together = partial(Engine, self._part, self._kernels, self.settings, make_executor=executor)
+            part = load_model(self._model, self._kernels)
+            executor = self._leading.enter_context(leading(part, self._kernels, self.settings, self._group))
+            together = partial(Engine, part, self._kernels, self.settings, make_executor=executor)
             cost = self._measured(partial(Engine, model, kernels, self.settings), together, facts, clock)
             far = Tail(rows=1, tokens=engine.context_limit, context=1, may_refill=False)
             gains = rule(far, cost) is TailChoice.SPLIT
