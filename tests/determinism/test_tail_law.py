@@ -140,10 +140,11 @@ def test_processes_that_never_pay_end_at_once(folders: Callable[[str], Path]) ->
         assert len(answers_of(engine.driver, "lane", PROMPTS[:1])) == 1
 
 
-def test_the_processes_end_with_their_leader(folders: Callable[[str], Path]) -> None:
+def test_the_processes_end_with_their_leader(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """A leader that is killed leaves no process behind."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.tail_leader", str(folders("llama"))]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as leader:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "TMPDIR": str(tmp_path)}) as leader:
         assert leader.stdout is not None
         follower = os.pidfd_open(int(leader.stdout.readline()))
         leader.kill()
