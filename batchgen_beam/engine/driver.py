@@ -11,17 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from batchgen_beam.engine.mailbox import Mailbox
 from batchgen_beam.engine.stats import EngineStats
-from batchgen_beam.engine.tail import SteppedEngine
 from batchgen_beam.errors import EngineError
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Prompt
 
-__all__ = ["Driver", "ForgetfulRecorder", "Recorder"]
+__all__ = ["Driver", "ForgetfulRecorder", "Recorder", "SteppedEngine"]
 
 QUEUE_FACTOR = 2
 """Rows that may wait for a slot, as a multiple of the slots; more is congestion."""
@@ -56,6 +55,31 @@ class Recorder(Protocol):
     def recorded(self, records: Sequence[ContinuationRecord]) -> None:
         """Rows have come so far.  Called now and then also where there are none."""
         ...
+
+
+class SteppedEngine(Protocol):
+    """What a driver steps; `Engine` says what each of these does."""
+
+    def submit(self, row: EngineRow) -> None:
+        """Queue a row."""
+
+    def step(self) -> bool:
+        """One step; False when there is nothing to do."""
+
+    def poll(self) -> list[Answer]:
+        """Answers since the last call."""
+
+    def suspend(self, keys: Iterable[str]) -> list[ContinuationRecord]:
+        """These rows leave."""
+
+    def suspend_all(self) -> list[ContinuationRecord]:
+        """All rows leave."""
+
+    def checkpoint(self, seconds: float) -> list[ContinuationRecord]:
+        """Records that are due."""
+
+    def stats(self) -> EngineStats:
+        """A reading."""
 
 
 class ForgetfulRecorder:

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.round_plan import expected_remaining
@@ -20,34 +19,9 @@ from batchgen_beam.engine.tail_rule import Tail, TailChoice, TailCost, TailRule,
 from batchgen_beam.errors import EngineError
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow
 
-__all__ = ["SteppedEngine", "TailEngine"]
+__all__ = ["TailEngine"]
 
 LOG = logging.getLogger(__name__)
-
-
-class SteppedEngine(Protocol):
-    """What a driver drives; `Engine` says what each of these does."""
-
-    def submit(self, row: EngineRow) -> None:
-        """Queue a row."""
-
-    def step(self) -> bool:
-        """One step; False when there is nothing to do."""
-
-    def poll(self) -> list[Answer]:
-        """Answers since the last call."""
-
-    def suspend(self, keys: Iterable[str]) -> list[ContinuationRecord]:
-        """These rows leave."""
-
-    def suspend_all(self) -> list[ContinuationRecord]:
-        """All rows leave."""
-
-    def checkpoint(self, seconds: float) -> list[ContinuationRecord]:
-        """Records that are due."""
-
-    def stats(self) -> EngineStats:
-        """A reading."""
 
 
 def _always() -> bool:

@@ -83,15 +83,14 @@ class TailProcesses:
     """
 
     def __init__(self, model: Path, kernels: KernelSet, settings: EngineSettings) -> None:
-        native = isinstance(kernels, NativeKernels)
-        threads = max(1, settings.threads // settings.tail_processes) if native else settings.threads
+        path = kernels.path if isinstance(kernels, NativeKernels) else None
+        threads = settings.threads if path is None else max(1, settings.threads // settings.tail_processes)
         self.settings = replace(settings, threads=threads, max_rows=1, kv_host_memory=0, prefix_sharing=False,
                                 attention_batch=0, expert_batch=0)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.verdict = ""
         self._model = model
         self._leading = ExitStack()
-        path = kernels.path if isinstance(kernels, NativeKernels) else None
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="batchgen-tail-", ignore_cleanup_errors=True)))
             stack.callback(self._end)
