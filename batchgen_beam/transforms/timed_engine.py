@@ -24,8 +24,8 @@ def timed_kernels(config: ModelConfig, *, kernels: str, threads: int, cache: Pat
                   kv_dtype: str = "auto") -> KernelSet:
     """The kernel set that a run of the model would take; fixes the threads of this process."""
     torch.set_num_threads(threads)
-    return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels,
-                          threads=threads, cache=cache, kv_dtype=kv_dtype)
+    return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels, threads=threads,
+                          cache=cache, kv_dtype=kv_dtype)
 
 
 def formats_of(kernels: KernelSet) -> tuple[str, str]:
