@@ -130,8 +130,8 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
 }
 
 
-_FALLIBLE = ("bg_linear", "bg_norm", "bg_swiglu", "bg_rope", "bg_append_keys", "bg_append_values", "bg_attention", "bg_head",
-             "bg_sample", "bg_run_experts", "bg_forward")
+_FALLIBLE = ("bg_linear", "bg_norm", "bg_swiglu", "bg_rope", "bg_append_keys", "bg_append_values", "bg_attention",
+             "bg_head", "bg_sample", "bg_run_experts", "bg_forward")
 """Functions that return whether they did their work."""
 
 _DONE, _NO_MEMORY, _NO_THREAD = 0, 1, 2

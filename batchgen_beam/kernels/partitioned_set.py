@@ -69,6 +69,11 @@ class PartitionedKernels:
         self._inner = inner
         self._group = group
 
+    @property
+    def threads(self) -> int:
+        """Of the inner set."""
+        return self._inner.threads
+
     def facts(self) -> Mapping[str, object]:
         """Of the inner set."""
         return self._inner.facts()

@@ -16,7 +16,7 @@ from batchgen_beam.engine.driver import Driver, Recorder
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
 from batchgen_beam.engine.tail_rule import TailRule, plan_tail
-from batchgen_beam.kernels.choice import choose_kernels
+from batchgen_beam.kernels.choice import choose_kernels, settle_threads
 from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.kernels.self_test import SelfTest, check_invariance
 from batchgen_beam.models.interface import KernelSet, Model
@@ -84,6 +84,7 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
                              cache=cache, kv_dtype=settings.kv_dtype)
     test = check_invariance(kernels, shapes)  # before the weights: what it packs is not in memory beside them
     weights = _load_weights(model.path, kernels, settings.weight_memory, cache)
+    settle_threads(kernels)
     for failure in test.failures:
         LOG.error("self-test of the %s kernels failed, answers may depend on their batch: %s", kernels.name, failure)
     numeric = numeric_print(kernels.facts(), deterministic=test.deterministic)
