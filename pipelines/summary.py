@@ -78,6 +78,9 @@ def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
             yield (f"weights: {figures.streamed_bytes / 1e9:.1f} GB streamed, steps waited "
                    f"{figures.stream_seconds / figures.engines:.1f} s for them, "
                    f"{'direct I/O' if not cached else f'{cached} files through the page cache'}")
+        if engine.split_rows:
+            yield (f"engine: {engine.split_rows} last rows went on in several processes, which generated "
+                   f"{engine.split_tokens} of their tokens")
         if not figures.deterministic:
             yield "engine: NOT deterministic on this machine, its self-test failed (see the log)"
 
