@@ -9,6 +9,7 @@ Guarantees: every area's bytes are those that were written (CRC-32); which bytes
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import shutil
@@ -200,6 +201,7 @@ def _write_area(plan: CopyPlan, area: Area, products: Iterable[Product], stream:
     crc = end = 0
     for product in products:
         crc, end = _write_product(plan, area, product, stream, crc, end)
+        _return_memory()
     stream.write(bytes(pages(area.size) - area.size))
     return f"{crc:08x}"
 
@@ -210,7 +212,7 @@ def _write_product(plan: CopyPlan, area: Area, product: Product, stream: BinaryI
     for i, tensor in enumerate(_stored(plan, product)):
         place = area.tensors[f"{product.name}.{i}"]
         assert (tensor.dtype, tuple(tensor.shape)) == (place.torch_dtype, place.shape), (product, i, tensor.shape)
-        for part in (bytes(place.offset - end), memoryview(tensor.reshape(-1).view(torch.uint8).numpy())):
+        for part in (bytes(place.offset - end), tensor.reshape(-1).view(torch.uint8).numpy().data):
             stream.write(part)
             crc = zlib.crc32(part, crc)
         end = place.offset + place.size
@@ -224,6 +226,14 @@ def _stored(plan: CopyPlan, product: Product) -> tuple[Tensor, ...]:
         weights = [reader.get(name) for name in product.parts]
         biases = [reader.get(name) for name in product.biases]
     return plan.packing.store(product, weights, biases)
+
+
+def _return_memory() -> None:
+    """Give back to the system what was freed: the GNU allocator keeps blocks of up to 32 MiB for later, at worst as
+    many as a product has."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _sync_folder(folder: Path) -> None:
