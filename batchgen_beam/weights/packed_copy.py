@@ -9,7 +9,6 @@ Guarantees: every area's bytes are those that were written (CRC-32); which bytes
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shutil
@@ -28,6 +27,7 @@ from torch import Tensor
 from batchgen_beam.errors import OptionError
 from batchgen_beam.weights.copy_plan import CopyPlan
 from batchgen_beam.weights.file_lock import locked
+from batchgen_beam.weights.freed_memory import return_freed
 from batchgen_beam.weights.loader import TensorReader
 from batchgen_beam.weights.packed_format import Area, DamagedCopy, PackedHeader, encode, pages, read_packed_header
 from batchgen_beam.weights.packing import Product
@@ -201,7 +201,7 @@ def _write_area(plan: CopyPlan, area: Area, products: Iterable[Product], stream:
     crc = end = 0
     for product in products:
         crc, end = _write_product(plan, area, product, stream, crc, end)
-        _return_memory()
+        return_freed()
     stream.write(bytes(pages(area.size) - area.size))
     return f"{crc:08x}"
 
@@ -226,14 +226,6 @@ def _stored(plan: CopyPlan, product: Product) -> tuple[Tensor, ...]:
         weights = [reader.get(name) for name in product.parts]
         biases = [reader.get(name) for name in product.biases]
     return plan.packing.store(product, weights, biases)
-
-
-def _return_memory() -> None:
-    """Give back to the system what was freed: the GNU allocator keeps blocks of up to 32 MiB for later, at worst as
-    many as a product has."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _sync_folder(folder: Path) -> None:

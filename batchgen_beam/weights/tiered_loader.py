@@ -23,6 +23,7 @@ from batchgen_beam.models.interface import KernelSet, Model, PackedWeight
 from batchgen_beam.weights.checkpoint import CheckpointFacts, check_checkpoint
 from batchgen_beam.weights.copy_plan import CopyPlan
 from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.freed_memory import return_freed
 from batchgen_beam.weights.identity import weights_identity
 from batchgen_beam.weights.loader import TensorReader, build_model, load_model
 from batchgen_beam.weights.packed_copy import PackedCopy, make_copy
@@ -111,6 +112,7 @@ def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: in
     if not residency.streamed:
         return TieredModel(model=load_model(folder, kernels), residency=residency, stream=None)
     copy = make_copy(plan, cache)
+    return_freed()  # what the self-test of kernels took, too
     resident = _load_resident(copy, residency, packing)
     order = [unit for unit in streaming_order(units) if unit.name in residency.streamed]
     stream = WeightStream(copy, order, buffers=residency.buffers, buffer_bytes=residency.buffer_bytes)

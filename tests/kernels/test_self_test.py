@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from batchgen_beam.kernels.gemm import PackedLinear
-from batchgen_beam.kernels.self_test import AttentionShape, ExpertShape, ModelShapes, check_invariance
+from batchgen_beam.kernels.self_test import (
+    WEIGHT_NUMBERS,
+    AttentionShape,
+    ExpertShape,
+    ModelShapes,
+    check_invariance,
+)
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import Activation, BatchView, CacheSpec, Expert, Routing
 from tests.kernels.sets import NATIVE, native
@@ -53,6 +59,22 @@ class ChattyProducts(TorchKernels):
         return super().head(x_WD, weight) * (1 + len(x_WD) * 2.0**-20)
 
 
+class Weighing(ChattyProducts):
+    """Kernels that know how many numbers they were given to pack at once."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32)
+        self.most = 0
+
+    def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> PackedLinear:
+        self.most = max(self.most, sum(weight.numel() for weight in weights))
+        return super().pack(weights, biases=biases)
+
+    def pack_head(self, weight_VD: Tensor) -> PackedLinear:
+        self.most = max(self.most, weight_VD.numel())
+        return super().pack_head(weight_VD)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["", "int8"])
 def test_the_torch_set_passes(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
@@ -75,6 +97,17 @@ def test_products_that_know_their_batch_are_found() -> None:
     assert not result.deterministic
     assert {failure.split()[0] for failure in result.failures} == {"linear", "head", "router", "experts"}
     assert "linear 192x1536: batch of 1" in result.failures
+
+
+def test_large_weights_are_tested_by_a_part_of_them() -> None:
+    """None takes more than its share of memory, and a break of the law is found in each, under its own shape."""
+    kernels = Weighing()
+    shapes = ModelShapes(linear=((150_000, 32),), head=(150_001, 32), norms=(), activations=(), attention=(),
+                         experts=ExpertShape(count=12, chosen=2, size=64, inner=40_000))
+    result = check_invariance(kernels, shapes)
+    assert WEIGHT_NUMBERS // 2 < kernels.most <= WEIGHT_NUMBERS
+    assert {failure.split(":")[0] for failure in result.failures} >= {
+        "linear 150000x32", "head 150001x32", "linear 80000x64", "linear 64x40000", "experts 12x40000x64"}
 
 
 def test_each_broken_operation_is_named() -> None:

@@ -89,8 +89,8 @@ def test_a_damaged_copy_ends_the_run_by_name_and_the_next_goes_on(run: Callable[
 def test_a_streaming_run_that_was_killed_goes_on(model: Path, tmp_path: Path) -> None:
     """SIGKILL while it generates: the same command answers every row once, with the bits of an undisturbed run, and
     from the copy that it finds."""
-    rows = [{**row, "max_tokens": 100} for row in questions(24)]
-    write_rows(tmp_path / "in" / "a.parquet", rows, row_group_size=8)
+    rows = [{**row, "max_tokens": 60} for row in questions(12)]
+    write_rows(tmp_path / "in" / "a.parquet", rows, row_group_size=4)
     (tmp_path / "model").symlink_to(model)
     flags = (*FLAGS, "--kernels=torch", *DURABLE, LIMIT, f"--model-cache={tmp_path / 'cache'}")
     job = Job(folder=tmp_path, rows=len(rows), units=3, flags=flags)

@@ -1,5 +1,5 @@
 """A process that streams a model and tells how much memory that took: `python -m tests.weights.streaming_child FOLDER
-CACHE KERNELS LIMIT` tests its kernels, converts, loads and answers a row, as any worker of a run does."""
+CACHE KERNELS LIMIT` converts, then tests its kernels, loads and answers a row, as any worker of a run does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from pathlib import Path
 import torch
 
 from batchgen_beam.kernels.choice import choose_kernels
+from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_invariance
 from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.engine_loader import load_engine
 from batchgen_beam.transforms.model_folder import ModelSource
+from batchgen_beam.weights.checkpoint import check_checkpoint
+from batchgen_beam.weights.packed_copy import make_copy
+from batchgen_beam.weights.tiered_loader import plan_copy
 
 __all__: list[str] = []
 
@@ -38,6 +42,10 @@ def main(source: ModelSource, settings: EngineSettings) -> None:
     check_invariance(kernels, FEW)  # what kernels keep once is no weight
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = memory("VmRSS")
+    plan, _ = plan_copy(check_checkpoint(model.path), kernels, packing_of(kernels))
+    make_copy(plan, Path(source.model_cache))
+    converting = memory("VmHWM") - before
+    Path("/proc/self/clear_refs").write_text("5")
     loaded = load_engine(model, settings, "content", Path(source.model_cache))
     loaded.driver.open_lane("lane")
     loaded.driver.submit("lane", [PROMPT])
@@ -46,8 +54,9 @@ def main(source: ModelSource, settings: EngineSettings) -> None:
     stats = loaded.streamed()
     assert stats is not None
     sys.stdout.write(json.dumps({
-        "grown": memory("VmHWM") - before, "answers": len(answers), "steps": loaded.driver.stats().forward_calls,
-        "ring": stats.buffer_bytes, "streamed": stats.unit_bytes, "read": stats.read_bytes}) + "\n")
+        "converting": converting, "grown": memory("VmHWM") - before, "answers": len(answers),
+        "steps": loaded.driver.stats().forward_calls, "ring": stats.buffer_bytes, "streamed": stats.unit_bytes,
+        "read": stats.read_bytes}) + "\n")
     loaded.driver.close()
 
 

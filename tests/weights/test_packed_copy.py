@@ -81,7 +81,7 @@ def test_a_source_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> 
         make_copy(plan, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("products", [0, 1, PRODUCTS - 1, PRODUCTS, PRODUCTS + 7, 3 * PRODUCTS - 1])
+@pytest.mark.parametrize("products", [0, PRODUCTS - 1, PRODUCTS, 3 * PRODUCTS - 1])
 def test_a_killed_conversion_goes_on(folder: Path, tmp_path: Path, products: int) -> None:
     """A process killed before any product leaves no half file; the next run makes only the layers that are missing."""
     with subprocess.Popen([sys.executable, "-m", "tests.weights.convert_until", folder, tmp_path, str(products)],
