@@ -46,8 +46,9 @@ def run(model: Path, tmp_path: Path) -> Callable[..., tuple[int, Path]]:
     return go
 
 
-def test_streamed_answers_are_those_of_weights_in_memory(run: Callable[..., tuple[int, Path]], tmp_path: Path) -> None:
-    """Bit by bit; the copy is made in the model cache, and a second run finds it."""
+def test_streamed_answers_are_those_of_weights_in_memory(run: Callable[..., tuple[int, Path]], tmp_path: Path,
+                                                         capfd: pytest.CaptureFixture[str]) -> None:
+    """Bit by bit; the copy is made in the model cache, and a second run finds it.  What was streamed is told."""
     rows = []
     for name, flags in (("memory", ()), ("streamed", (LIMIT,)), ("again", (LIMIT,))):
         code, output = run(name, *flags)
@@ -58,6 +59,7 @@ def test_streamed_answers_are_those_of_weights_in_memory(run: Callable[..., tupl
         figures = engine_figures(output)
         assert (figures["streamed_bytes"] > 600_000) is (figures["stream_seconds"] > 0) is bool(flags)
         assert figures["direct_files"] <= figures["stream_files"] == len(copies)
+        assert (" GB streamed, steps waited " in "".join(capfd.readouterr())) is bool(flags)
     assert rows[0] == rows[1] == rows[2]
 
 
