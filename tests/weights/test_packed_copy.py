@@ -6,18 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from batchgen_beam.errors import CheckpointError, OptionError
 from batchgen_beam.weights import packed_copy
 from batchgen_beam.weights.headers import read_header
 from batchgen_beam.weights.packed_copy import PackedCopy, make_copy
 from batchgen_beam.weights.packed_format import PackedHeader, encode, read_packed_header
+from batchgen_beam.weights.packing import Product, StoredForm
 from tests.models.tiny import TINIES, random_model
 from tests.weights.convert_until import CountingPacking, copy_plan
 
@@ -33,6 +35,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("copy") / "model"
     random_model(TINIES["mixtral"], 0).save_pretrained(path)
     return path
+
+
+class OddPacking(CountingPacking):
+    """Keeps seven numbers of each part, so that there is room between tensors."""
+
+    def forms(self, product: Product) -> tuple[StoredForm, ...]:
+        """As `store` gives them."""
+        return tuple(StoredForm(dtype=torch.float32, shape=(7,)) for _ in product.parts)
+
+    def store(self, product: Product, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The first of each."""
+        return tuple(weight.reshape(-1)[:7].clone() for weight in weights)
 
 
 def converted(folder: Path, cache: Path) -> tuple[PackedCopy, int]:
@@ -204,6 +218,21 @@ def test_a_header_says_what_lies_where(folder: Path, tmp_path: Path) -> None:
         assert file.path.stat().st_size == begin + header.data_size
         assert len(header.sources) == 4 + 8 * 3
         assert "0" * 8 not in {source.crc for source in header.sources}
+
+
+def test_a_checksum_is_that_of_the_bytes_as_they_lie(folder: Path, tmp_path: Path) -> None:
+    """Of those between tensors too, which are zero."""
+    copy = make_copy(copy_plan(folder, OddPacking()), tmp_path)
+    for file in copy.layers.values():
+        for area in file.header.areas:
+            content = memoryview(file.path.read_bytes())[file.begin + area.offset:]
+            file.verify(area, content)
+            between = bytearray(content[:area.size])
+            for tensor in area.tensors.values():
+                assert any(between[tensor.offset : tensor.offset + tensor.size])
+                between[tensor.offset : tensor.offset + tensor.size] = bytes(tensor.size)
+            assert sum(tensor.size for tensor in area.tensors.values()) < len(between)
+            assert not any(between)
 
 
 def test_other_copies_are_named_with_their_size(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
