@@ -2,8 +2,7 @@
 
 Libraries choose kernels by shape, thread count and processor, so what held on one machine proves nothing on the next.
 Every operation runs on the same seeded rows alone, in batches of many sizes and at other places of the batch; the bits
-have to agree.  Large weights are cut, so that it takes the same little memory for every model.  Knows shapes only: no
-architecture, no weights, no sequences.
+have to agree.  Knows shapes only: no architecture, no weights, no sequences.
 
 Shape suffixes: T tokens, W rows, Q queries, D and K inputs, V vocabulary, G KV heads, H query heads, d head size,
 P pages.
@@ -34,7 +33,7 @@ FEW_EXPERTS = 8
 FEW_BATCHES = (1, 2, 15, 33)
 LONGEST = 4096
 WEIGHT_NUMBERS = 1 << 22
-"""A weight of more numbers is tested by its first outputs, each over its whole input: 16 MiB of float32."""
+"""Of a weight's part that is tested where memory is short: 16 MiB of float32."""
 
 FEW_OUTPUTS = 64
 FEW_QUERIES = 512
@@ -80,6 +79,20 @@ class ModelShapes:
     attention: tuple[AttentionShape, ...]
     experts: ExpertShape | None = None
 
+    def cut(self) -> ModelShapes:
+        """With fewer outputs where a weight has more than `WEIGHT_NUMBERS`, each still over its whole input: a test of
+        these takes the same little memory for every model.  Of experts that are cut, one's products stand apart too."""
+        linear, experts = list(self.linear), self.experts
+        if experts is not None:
+            inner = _fewer(experts.inner, 3 * FEW_EXPERTS * experts.size)
+            if inner < experts.inner:
+                linear += [(2 * experts.inner, experts.size), (experts.size, experts.inner)]
+                experts = replace(experts, inner=inner)
+        return replace(self, linear=tuple(dict.fromkeys((_fewer(n, k), k) for n, k in linear)),
+                       head=(_fewer(*self.head), self.head[1]),
+                       activations=tuple(dict.fromkeys(_fewer(width, 2 * ROWS) for width in self.activations)),
+                       experts=experts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
@@ -115,24 +128,21 @@ def _sweep(name: str, operation: Callable[[Tensor], Tensor], x: Tensor, batches:
             yield f"{name}: batch of {rows}"
 
 
-def _fewer(outputs: int, inputs: int, share: int = 1) -> int:
-    """So many outputs of a weight that all of it is a `share`-th of `WEIGHT_NUMBERS` at most."""
-    return min(outputs, max(FEW_OUTPUTS, WEIGHT_NUMBERS // (share * inputs)))
-
-
-def _product(kernels: KernelSet, outputs: int, inputs: int, random: torch.Generator) -> Iterator[str]:
-    weight = kernels.pack([_random(kernels, random, _fewer(outputs, inputs), inputs)])
-    x_TK = _random(kernels, random, ROWS, inputs)
-    yield from _sweep(f"linear {outputs}x{inputs}", partial(kernels.linear, weight=weight), x_TK, BATCHES)
+def _fewer(outputs: int, inputs: int) -> int:
+    """So many outputs of a weight that it has `WEIGHT_NUMBERS` at most, or `FEW_OUTPUTS`."""
+    if outputs * inputs <= WEIGHT_NUMBERS:
+        return outputs
+    return min(outputs, max(1, WEIGHT_NUMBERS // inputs // FEW_OUTPUTS) * FEW_OUTPUTS)
 
 
 def _products(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) -> Iterator[str]:
     for outputs, inputs in shapes.linear:
-        yield from _product(kernels, outputs, inputs, random)
+        weight = kernels.pack([_random(kernels, random, outputs, inputs)])
+        x_TK = _random(kernels, random, ROWS, inputs)
+        yield from _sweep(f"linear {outputs}x{inputs}", partial(kernels.linear, weight=weight), x_TK, BATCHES)
     vocabulary, inputs = shapes.head
-    tested = _fewer(vocabulary, inputs)
-    block_VD = _random(kernels, random, min(tested, 1024), inputs)
-    head = kernels.pack_head(block_VD.repeat(-(-tested // len(block_VD)), 1)[:tested])
+    block_VD = _random(kernels, random, min(vocabulary, 1024), inputs)
+    head = kernels.pack_head(block_VD.repeat(-(-vocabulary // len(block_VD)), 1)[:vocabulary])
     x_WD = _random(kernels, random, FEW_ROWS, inputs)
     yield from _sweep(f"head {vocabulary}x{inputs}", partial(kernels.head, weight=head), x_WD, FEW_BATCHES)
 
@@ -145,7 +155,7 @@ def _lines(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) -> 
         norm = partial(kernels.rms_norm, weight_D=weight_D, eps=1e-5)
         yield from _sweep(f"rms_norm {width}", norm, x_TD, BATCHES)
     for width in shapes.activations:
-        x_TN = _random(kernels, random, ROWS, 2 * _fewer(width, 2 * ROWS))
+        x_TN = _random(kernels, random, ROWS, 2 * width)
         yield from _sweep(f"swiglu {width}", kernels.swiglu, x_TN, BATCHES)
     for shape in shapes.attention:
         x_THd = _random(kernels, random, ROWS, shape.heads, shape.size)
@@ -179,22 +189,15 @@ def _sampling(kernels: KernelSet, shapes: ModelShapes, random: torch.Generator) 
 
 
 def _experts(kernels: KernelSet, shape: ExpertShape, random: torch.Generator) -> Iterator[str]:
-    """The router's product, and a few experts with tokens that choose among them at random.
-
-    Wide experts are cut; then one's products are tested on their own, over their whole inputs.
-    """
+    """The router's product, and a few experts with tokens that choose among them at random."""
     router = kernels.pack_head(_random(kernels, random, shape.count, shape.size))
     x_TD = _random(kernels, random, ROWS, shape.size)
     yield from _sweep(f"router {shape.count}x{shape.size}", partial(kernels.head, weight=router), x_TD, BATCHES)
-    inner = _fewer(shape.inner, shape.size, 3 * FEW_EXPERTS)
-    if inner < shape.inner:
-        yield from _product(kernels, 2 * shape.inner, shape.size, random)
-        yield from _product(kernels, shape.size, shape.inner, random)
     count, scale = min(shape.count, FEW_EXPERTS), shape.size**-0.5
     chosen = min(shape.chosen, count)
-    experts = [Expert(gate_up=kernels.pack([scale * _random(kernels, random, inner, shape.size)
+    experts = [Expert(gate_up=kernels.pack([scale * _random(kernels, random, shape.inner, shape.size)
                                             for _ in range(2)]),
-                      down=kernels.pack([_random(kernels, random, shape.size, inner)])) for _ in range(count)]
+                      down=kernels.pack([_random(kernels, random, shape.size, shape.inner)])) for _ in range(count)]
     ids_Tk = torch.rand(ROWS, count, generator=random).argsort(1)[:, :chosen].to(kernels.device)
     weights_Tk = torch.rand(ROWS, chosen, generator=random).to(kernels.device)
 

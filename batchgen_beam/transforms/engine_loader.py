@@ -88,7 +88,8 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     shapes = model_shapes(model.config)
     kernels = choose_kernels(getattr(torch, settings.dtype), shapes, wanted=settings.kernels, threads=settings.threads,
                              cache=cache, kv_dtype=settings.kv_dtype)
-    test = check_invariance(kernels, shapes)  # before the weights: what it packs is not in memory beside them
+    # Before the weights: what it packs is not in memory beside them.
+    test = check_invariance(kernels, shapes.cut() if settings.weight_memory else shapes)
     weights, stream = _load_weights(model.path, kernels, settings.weight_memory, cache)
     settle_threads(kernels)
     for failure in test.failures:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from batchgen_beam.kernels.gemm import PackedLinear
 from batchgen_beam.kernels.self_test import (
+    FEW_OUTPUTS,
     WEIGHT_NUMBERS,
     AttentionShape,
     ExpertShape,
@@ -100,14 +101,30 @@ def test_products_that_know_their_batch_are_found() -> None:
 
 
 def test_large_weights_are_tested_by_a_part_of_them() -> None:
-    """None takes more than its share of memory, and a break of the law is found in each, under its own shape."""
+    """Of shapes that were cut none takes more than its share of memory, and a break of the law is found in each."""
     kernels = Weighing()
     shapes = ModelShapes(linear=((150_000, 32),), head=(150_001, 32), norms=(), activations=(), attention=(),
-                         experts=ExpertShape(count=12, chosen=2, size=64, inner=40_000))
+                         experts=ExpertShape(count=12, chosen=2, size=64, inner=40_000)).cut()
     result = check_invariance(kernels, shapes)
     assert WEIGHT_NUMBERS // 2 < kernels.most <= WEIGHT_NUMBERS
     assert {failure.split(":")[0] for failure in result.failures} >= {
-        "linear 150000x32", "head 150001x32", "linear 80000x64", "linear 64x40000", "experts 12x40000x64"}
+        "linear 131072x32", "head 131072x32", "linear 65536x64", "linear 64x40000", "experts 12x2688x64"}
+
+
+def test_shapes_are_cut_to_a_bound_and_keep_their_inputs() -> None:
+    """Small ones as they are; of large ones no weight has more numbers than the bound, of experts all together, and
+    every distance over which a product sums is still there."""
+    assert SHAPES.cut() == SHAPES
+    large = replace(SHAPES, linear=((57344, 8192), (8192, 28672), (8192, 1 << 20)), head=(128256, 8192),
+                    activations=(28672,), experts=ExpertShape(count=256, chosen=8, size=7168, inner=2048))
+    cut = large.cut()
+    assert cut.linear == ((512, 8192), (128, 28672), (64, 1 << 20), (576, 7168), (2048, 2048))
+    assert cut.head == (512, 8192)
+    assert cut.experts is not None
+    assert 3 * 8 * cut.experts.inner * 7168 <= max(WEIGHT_NUMBERS, 3 * 8 * FEW_OUTPUTS * 7168)
+    assert cut.activations[0] < 28672
+    assert replace(cut, linear=(), head=(1, 1), activations=(), experts=None) == replace(
+        large, linear=(), head=(1, 1), activations=(), experts=None)
 
 
 def test_each_broken_operation_is_named() -> None:
