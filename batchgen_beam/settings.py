@@ -15,6 +15,7 @@ __all__ = [
     "OUTPUT_VERSION",
     "PAGE_TOKENS",
     "PARAMETER_COLUMNS",
+    "PREFILL_CHUNK",
     "UNSUPPORTED_COLUMNS",
     "EngineSettings",
     "GenerationDefaults",
@@ -25,6 +26,9 @@ __all__ = [
 
 PAGE_TOKENS = 64
 """Tokens of one KV page; a sequence meets the scheduler when it fills one."""
+
+PREFILL_CHUNK = 256
+"""Prompt tokens of one row in a forward pass, unless a run says otherwise."""
 
 OUTPUT_VERSION = 1
 """Part of the content print: raised when the same input would be answered otherwise."""
@@ -76,7 +80,7 @@ class EngineSettings:
     threads: int = 0
     max_rows: int = 256
     step_tokens: int = 512
-    prefill_chunk: int = 256
+    prefill_chunk: int = PREFILL_CHUNK
     attention_batch: int = 0
     expert_batch: int = 0
     kv_memory: int = 1 << 30

@@ -25,13 +25,16 @@ from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
 from batchgen_beam.errors import FatalError, OptionError
 from batchgen_beam.kernels.choice import machine_digest
+from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.name_tables import expected_parameters
 from batchgen_beam.weights.packed_format import DamagedCopy
 from batchgen_beam.weights.random_model import random_model
+from batchgen_beam.weights.weight_needs import WeightNeeds, weight_needs
 
-__all__ = ["head_dtype", "machine_times"]
+__all__ = ["head_dtype", "machine_times", "run_needs"]
 
 LOG = logging.getLogger(__name__)
 
@@ -55,6 +58,12 @@ def head_dtype(kernels: KernelSet) -> str:
     """What the kernel set keeps the head's products in, in memory of their own even where the embedding is tied."""
     torch_set = kernels.name == TorchKernels.name
     return "float32" if torch_set else str(kernels.dtype).removeprefix("torch.")
+
+
+def run_needs(config: ModelConfig, kernels: KernelSet) -> WeightNeeds:
+    """What a run's weights need in memory, from the configuration alone."""
+    parameters = {parameter.name: parameter for parameter in expected_parameters(config)}
+    return weight_needs(config, parameters, kernels, packing_of(kernels))
 
 
 def machine_times(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Path) -> MachineTimes:

@@ -1,0 +1,75 @@
+"""The plan of a run on this machine: its weights are where a run's loader puts them, by the same rule.
+
+Owns the step from a residency to what each layer reads in a pass.  Memory is one, and what is streamed comes from the
+disk: a run has no other way.  Pure; does not know where costs and needs come from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+
+from batchgen_beam.engine.model_load import ModelLoad
+from batchgen_beam.engine.planner import BatchPlan, Costs, batches, fastest
+from batchgen_beam.engine.tiers import Budgets, Choice, LayerStream, Placement, Shortage, Workload, pass_bytes
+from batchgen_beam.weights.residency import Residency, Unit
+from batchgen_beam.weights.weight_needs import WeightNeeds
+
+__all__ = ["place_run", "plan_run"]
+
+_ATTENTION = ".attention"
+
+
+def plan_run(model: ModelLoad, needs: WeightNeeds, costs: Costs, budgets: Budgets, work: Workload) -> BatchPlan:
+    """The plan that answers `work` soonest.  `OptionError`, with the numbers, where none fits."""
+    residencies = cache(needs.residency)
+    least = needs.least()
+
+    def place(choice: Choice) -> Placement | Shortage:
+        kv, workspace = model.kv_bytes(min(choice.b_moe, work.rows), work.row_tokens), pass_bytes(model, work, choice)
+        limit = _limit(needs, budgets, kv + workspace)
+        if limit < least:
+            return _shortage(budgets, least, kv + workspace)
+        return place_run(model, needs, residencies(limit), limit=limit, kv=kv, workspace=workspace)
+
+    choices = (Choice(b_attn=b_attn, b_moe=b_moe) for b_attn, b_moe in batches(work))
+    return fastest(model, costs, work, ((choice, place(choice)) for choice in choices), needs.total_bytes)
+
+
+def _limit(needs: WeightNeeds, budgets: Budgets, rest: int) -> int:
+    """Bytes that weights may take beside the rest; no more than all of them do."""
+    given = needs.total_bytes if budgets.weights is None else budgets.weights
+    return min(budgets.device - rest, given, needs.total_bytes)
+
+
+def _shortage(budgets: Budgets, least: int, rest: int) -> Shortage:
+    needed = (("device", least + rest, budgets.device),
+              ("weight", least, least if budgets.weights is None else budgets.weights))
+    return Shortage(budgets=tuple((what, need, given) for what, need, given in needed if need > given))
+
+
+def place_run(model: ModelLoad, needs: WeightNeeds, residency: Residency, *, limit: int, kv: int,
+              workspace: int) -> Placement:
+    """What lies where under a residency for `limit` bytes."""
+    return Placement(
+        places=_streams(model, needs, residency), ring=max(2, residency.buffers), limit=limit,
+        fixed=residency.fixed_bytes, resident=residency.resident_bytes,
+        buffers=residency.buffers * residency.buffer_bytes + residency.scratch_bytes, kv_device=kv,
+        workspace=workspace, host_weights=0, host_buffers=0, kv_host=0, disk_weights=residency.streamed_bytes)
+
+
+def _streams(model: ModelLoad, needs: WeightNeeds, residency: Residency) -> tuple[LayerStream, ...]:
+    """What each layer reads."""
+    streamed: defaultdict[int, list[Unit]] = defaultdict(list)
+    for unit in needs.units:
+        if unit.name in residency.streamed:
+            streamed[unit.layer].append(unit)
+    return tuple(_stream(streamed[layer]) for layer in range(len(model.layers)))
+
+
+def _stream(units: list[Unit]) -> LayerStream:
+    experts = [unit.size for unit in units if unit.rank is not None]
+    always = [unit for unit in units if unit.rank is None]
+    attention = sum(unit.size for unit in always if unit.name.endswith(_ATTENTION))
+    return LayerStream(attention=attention, always=sum(unit.size for unit in always) - attention,
+                       experts=len(experts), expert=max(experts, default=0))
