@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from batchgen_beam.errors import OptionError
 
 __all__ = [
+    "BATCHES",
     "DTYPES",
     "FLOAT_COLUMNS",
     "KERNELS",
@@ -50,6 +51,9 @@ UNSUPPORTED_COLUMNS = (
 
 DTYPES = ("bfloat16", "float32")
 
+BATCHES = ("max_rows", "step_tokens", "attention_batch")
+"""Settings that a plan chooses where weights are streamed and the user did not."""
+
 KV_DTYPES = ("auto", "int8")
 """What keys and values are kept in: the dtype of the arithmetic, or int8 with a scale for each token and head."""
 
@@ -69,7 +73,8 @@ class EngineSettings:
     (0: all), which changes memory and time but no bit; `kv_memory` and `kv_host_memory` are bytes,
     0 on the host turns that tier (HELD) off; so is `weight_memory`, under which weights that do not fit are streamed,
     which changes no bit either (0: all are in memory); `threads` 0 is one per core, `kv_memory` 0 a share of what is
-    free, both found by whoever loads the engine; `max_context` (tokens) bounds prompt and answer below the model's own
+    free, both found by whoever loads the engine; `left_open` names those of `BATCHES` that nobody asked for, which under
+    `weight_memory` whoever loads the engine chooses; `max_context` (tokens) bounds prompt and answer below the model's own
     limit; with `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
     `longest_first`, rows that may run longest are admitted first.
     """
@@ -86,6 +91,7 @@ class EngineSettings:
     kv_memory: int = 1 << 30
     kv_host_memory: int = 0
     weight_memory: int = 0
+    left_open: tuple[str, ...] = ()
     max_context: int | None = None
     prefix_sharing: bool = True
     longest_first: bool = True
@@ -95,6 +101,8 @@ class EngineSettings:
             raise OptionError(f"dtype {self.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
         if self.kv_dtype not in KV_DTYPES:
             raise OptionError(f"kv_dtype {self.kv_dtype!r} is unknown; use one of {', '.join(KV_DTYPES)}")
+        if not set(self.left_open) <= set(BATCHES):
+            raise ValueError(f"left_open are some of {', '.join(BATCHES)}, not {self.left_open}")
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
 from batchgen_beam.engine.layer_graph import LayerWork, Resource, least_seconds, pass_tasks, schedule
@@ -94,26 +94,30 @@ def plan_batches(model: ModelLoad, costs: Costs, budgets: Budgets, work: Workloa
 
 
 def fastest(model: ModelLoad, costs: Costs, work: Workload, placed: Iterable[tuple[Choice, Placement | Shortage]],
-            weight_bytes: int) -> BatchPlan:
-    """Of the choices that fit the one that answers `work` soonest; `OptionError` where none does."""
-    fitting: list[tuple[float, Choice, Placement]] = []
+            weight_bytes: int, *, longest: float = inf) -> BatchPlan:
+    """Of the choices that fit the one that answers `work` soonest; `OptionError` where none does.
+
+    A pass over prompts takes at most `longest` seconds, or as little more as can be.
+    """
+    fitting: list[tuple[tuple[float, float], Choice, Placement]] = []
     shortages: list[tuple[int, Choice, Shortage]] = []
     for choice, placement in placed:
         if isinstance(placement, Placement):
-            fitting.append((_bound(model, costs, work, choice, placement), choice, placement))
+            fitting.append((_bound(model, costs, work, choice, placement, longest), choice, placement))
         else:
             shortages.append((placement.missing, choice, placement))
     if not fitting:
         raise _refusal(weight_bytes, min(shortages, key=lambda one: one[:2])[2])
-    best: BatchPlan | None = None
+    best: tuple[tuple[float, float], Choice, BatchPlan] | None = None
     for bound, choice, placement in sorted(fitting, key=lambda one: one[:2]):
-        if best is not None and bound > best.seconds:
+        if best is not None and bound > best[0]:
             break
         plan = evaluate(model, costs, work, choice, placement)
-        if best is None or (plan.seconds, plan.choice) < (best.seconds, best.choice):
-            best = plan
+        found = (max(0.0, plan.prompt_pass - longest), plan.seconds), choice, plan
+        if best is None or found[:2] < best[:2]:
+            best = found
     assert best is not None
-    return best
+    return best[2]
 
 
 def _refusal(weight_bytes: int, shortage: Shortage) -> OptionError:
@@ -182,12 +186,13 @@ def _total(work: Workload, choice: Choice, step: float, prompt: float) -> float:
     return passes * prompt + work.rows * work.output_tokens / rows * step
 
 
-def _bound(model: ModelLoad, costs: Costs, work: Workload, choice: Choice, placement: Placement) -> float:
-    """No schedule of the choice is shorter."""
+def _bound(model: ModelLoad, costs: Costs, work: Workload, choice: Choice, placement: Placement,
+           longest: float) -> tuple[float, float]:
+    """No schedule of the choice takes less: beyond `longest` in a pass over prompts, and in all."""
     step, prompt = (
-        least_seconds(*_pass(model, costs, work, choice, placement, tokens, prompt=prompt), placement.ring)
+        least_seconds(*_pass(model, costs, work, choice, placement, tokens, prompt=prompt), placement.ring) * (1 - 1e-9)
         for tokens, prompt in ((min(choice.b_moe, work.rows), False), (_prompt_tokens(work, choice), True)))
-    return _total(work, choice, step, prompt) * (1 - 1e-9)
+    return max(0.0, prompt - longest), _total(work, choice, step, prompt)
 
 
 def _pass(model: ModelLoad, costs: Costs, work: Workload, choice: Choice, placement: Placement, tokens: int, *,

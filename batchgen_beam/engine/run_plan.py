@@ -6,16 +6,24 @@ disk: a run has no other way.  Pure; does not know where costs and needs come fr
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from functools import cache
 
 from batchgen_beam.engine.model_load import ModelLoad
 from batchgen_beam.engine.planner import BatchPlan, Costs, batches, fastest
 from batchgen_beam.engine.tiers import Budgets, Choice, LayerStream, Placement, Shortage, Workload, pass_bytes
+from batchgen_beam.settings import EngineSettings
 from batchgen_beam.weights.residency import Residency, Unit
 from batchgen_beam.weights.weight_needs import WeightNeeds
 
-__all__ = ["place_run", "plan_run"]
+__all__ = ["fit_batches", "place_run", "plan_run"]
+
+ROW_TOKENS = 512
+MOST_ROWS = 4096
+LEAST_ROOM = 256 << 20
+LONGEST_PASS = 5.0
+"""Seconds: a process that was told to go has ten for the pass that it is in."""
 
 _ATTENTION = ".attention"
 
@@ -34,6 +42,34 @@ def plan_run(model: ModelLoad, needs: WeightNeeds, costs: Costs, budgets: Budget
 
     choices = (Choice(b_attn=b_attn, b_moe=b_moe) for b_attn, b_moe in batches(work))
     return fastest(model, costs, work, ((choice, place(choice)) for choice in choices), needs.total_bytes)
+
+
+def fit_batches(model: ModelLoad, needs: WeightNeeds, costs: Costs, settings: EngineSettings, *,
+                free: int) -> BatchPlan:
+    """The batches for rows that nobody has seen, under the settings' memory of weights, keys and values.
+
+    Rows are taken to have as many tokens as half of the context, `ROW_TOKENS` at most, half of them prompts, and there
+    are as many of them as keys and values have room for.  What a pass takes besides fits into `free` bytes beside the
+    weights, and passes are short enough for a process that has to go to end one.
+    """
+    context = min(model.context, settings.max_context or model.context)
+    half = max(1, min(ROW_TOKENS, context // 2) // 2)
+    most = MOST_ROWS if "max_rows" in settings.left_open else settings.max_rows
+    rows = bisect_right(range(1, most + 1), settings.kv_memory, key=lambda count: model.kv_bytes(count, 2 * half))
+    work = Workload(rows=max(1, rows), prompt_tokens=half, output_tokens=half)
+    residency = needs.residency(settings.weight_memory)
+    room = max(free - settings.weight_memory - settings.kv_memory, LEAST_ROOM)
+
+    def place(choice: Choice) -> Placement | Shortage:
+        workspace = pass_bytes(model, work, choice)
+        if workspace > room and (choice.b_attn, choice.b_moe) != (1, 1):
+            return Shortage(budgets=(("pass", workspace, room),))
+        return place_run(model, needs, residency, limit=settings.weight_memory,
+                         kv=model.kv_bytes(min(choice.b_moe, work.rows), work.row_tokens), workspace=workspace)
+
+    choices = (Choice(b_attn=b_attn, b_moe=b_moe) for b_attn, b_moe in batches(work))
+    return fastest(model, costs, work, ((choice, place(choice)) for choice in choices), needs.total_bytes,
+                   longest=LONGEST_PASS)
 
 
 def _limit(needs: WeightNeeds, budgets: Budgets, rest: int) -> int:

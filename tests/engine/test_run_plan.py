@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from batchgen_beam.engine.layer_graph import Resource
 from batchgen_beam.engine.model_load import LayerLoad
-from batchgen_beam.engine.planner import batches, evaluate
-from batchgen_beam.engine.run_plan import place_run, plan_run
+from batchgen_beam.engine.planner import BatchPlan, batches, evaluate
+from batchgen_beam.engine.run_plan import LEAST_ROOM, LONGEST_PASS, MOST_ROWS, fit_batches, place_run, plan_run
 from batchgen_beam.engine.tiers import Budgets, Choice, LayerStream, Placement, Tier, Workload, pass_bytes
+from batchgen_beam.settings import BATCHES, EngineSettings
 from batchgen_beam.weights.residency import Unit
 from batchgen_beam.weights.weight_needs import WeightNeeds
 from tests.engine.test_planner import GB, MB, MODEL, WORK, Synthetic
@@ -85,3 +87,47 @@ def test_a_sub_batch_is_so_many_rows_of_answers_and_of_prompts(prompt: int, chun
     work, costs, choice = replace(WORK, prompt_tokens=prompt), Watched(), Choice(b_attn=3, b_moe=4096)
     evaluate(MODEL, costs, work, choice, placed(NEEDS.total_bytes, choice))
     assert set(costs.asked) == {(False, 3), (True, 3 * chunk)}
+
+
+def fitted(costs: Synthetic, free: int = 10 * GB, **settings: Any) -> BatchPlan:
+    """For a worker that streams; keys and values of 100 rows of 512 tokens have room."""
+    room = MODEL.kv_bytes(100, 512)
+    return fit_batches(MODEL, NEEDS, costs, EngineSettings(**{
+        "weight_memory": 60 * MB, "kv_memory": room, "left_open": BATCHES, **settings}), free=free)
+
+
+def test_a_worker_takes_the_rows_that_its_memory_holds() -> None:
+    """Where the disk is all that counts; of shorter rows more, and never more than the user or the engine allows."""
+    slow = Synthetic(disk=1e6, call=1e-6)
+    assert fitted(slow).rows == 100
+    assert fitted(slow, max_context=256).rows == 200
+    assert fitted(slow, max_rows=30, left_open=BATCHES[1:]).rows == 30
+    assert fitted(slow, max_rows=30).rows == 100
+    assert fitted(slow, kv_memory=1 << 44).rows == MOST_ROWS
+    assert fitted(slow, kv_memory=0).rows == 1
+
+
+def test_a_worker_takes_no_longer_passes_than_it_can_end_when_it_has_to_go() -> None:
+    """Without that bound the plan has more tokens in a pass; where every pass is too long it is the shortest."""
+    costs = Synthetic(disk=1e9, call=0.1)
+    plan = fitted(costs)
+    work = Workload(rows=100, prompt_tokens=256, output_tokens=256)
+    free = plan_run(MODEL, NEEDS, costs, Budgets(device=10 * GB, weights=60 * MB, unified=True), work)
+    assert plan.prompt_pass <= LONGEST_PASS < fitted(Synthetic(disk=1e9, call=10.0)).prompt_pass
+    assert plan.prompt_pass <= free.prompt_pass
+    slow = Synthetic(disk=1e3, call=10.0)
+    choices = [Choice(b_attn=b_attn, b_moe=b_moe) for b_attn, b_moe in batches(work)]
+    least = min(evaluate(MODEL, slow, work, choice, placed(60 * MB, choice)).prompt_pass for choice in choices)
+    assert fitted(slow).prompt_pass == least
+
+
+def test_a_pass_fits_into_what_is_free_beside_the_weights() -> None:
+    """With little room the passes are smaller; with none, they are as small as can be."""
+    costs = Synthetic(disk=1e6, call=1e-6)
+    wide = replace(MODEL, vocabulary=50 * MB)
+    settings = EngineSettings(weight_memory=60 * MB, kv_memory=0, max_rows=100, left_open=BATCHES[1:])
+    much = fit_batches(wide, NEEDS, costs, replace(settings, kv_memory=GB), free=100 * GB)
+    little = fit_batches(wide, NEEDS, costs, replace(settings, kv_memory=GB), free=0)
+    assert much.placement.workspace > LEAST_ROOM >= little.placement.workspace
+    none = fit_batches(replace(MODEL, vocabulary=GB), NEEDS, costs, replace(settings, kv_memory=GB), free=0)
+    assert (none.choice.b_attn, none.choice.b_moe) == (1, 1)
