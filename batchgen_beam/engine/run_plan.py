@@ -20,10 +20,17 @@ from batchgen_beam.weights.weight_needs import WeightNeeds
 __all__ = ["fit_batches", "place_run", "plan_run"]
 
 ROW_TOKENS = 512
+"""Tokens that a row nobody has seen is taken to have, prompt and answer."""
+
 MOST_ROWS = 4096
 LEAST_ROOM = 256 << 20
+"""Bytes that a pass may take however little is free; the engine's default batch takes no less of a small model."""
+
 LONGEST_PASS = 5.0
-"""Seconds: a process that was told to go has ten for the pass that it is in."""
+"""Seconds of a pass over prompts: a process that was told to go has ten for the pass that it is in."""
+
+LONGEST_READS = 2
+"""Of a slow disk: how often all streamed weights could be read in a pass; shorter ones would read them for few tokens."""
 
 _ATTENTION = ".attention"
 
@@ -50,7 +57,7 @@ def fit_batches(model: ModelLoad, needs: WeightNeeds, costs: Costs, settings: En
 
     Rows are taken to have as many tokens as half of the context, `ROW_TOKENS` at most, half of them prompts, and there
     are as many of them as keys and values have room for.  What a pass takes besides fits into `free` bytes beside the
-    weights, and passes are short enough for a process that has to go to end one.
+    weights; it lasts `LONGEST_PASS`, `LONGEST_READS` where that is longer, or as little more as can be.
     """
     context = min(model.context, settings.max_context or model.context)
     half = max(1, min(ROW_TOKENS, context // 2) // 2)
@@ -69,7 +76,7 @@ def fit_batches(model: ModelLoad, needs: WeightNeeds, costs: Costs, settings: En
 
     choices = (Choice(b_attn=b_attn, b_moe=b_moe) for b_attn, b_moe in batches(work))
     return fastest(model, costs, work, ((choice, place(choice)) for choice in choices), needs.total_bytes,
-                   longest=LONGEST_PASS)
+                   longest=max(LONGEST_PASS, LONGEST_READS * residency.streamed_bytes / costs.disk))
 
 
 def _limit(needs: WeightNeeds, budgets: Budgets, rest: int) -> int:
