@@ -133,8 +133,9 @@ def _flags(plan: BatchPlan) -> Iterator[str]:
     """What makes `batchgen-beam run` do the same."""
     yield f"--max-rows={plan.rows}"
     yield f"--step-tokens={max(plan.rows, plan.choice.b_moe)}"
-    if plan.choice.b_attn < plan.rows:
-        yield f"--attention-batch={plan.choice.b_attn}"
+    streams = plan.placement.disk_weights > 0
+    if plan.choice.b_attn < plan.rows or streams:
+        yield f"--attention-batch={plan.choice.b_attn if plan.choice.b_attn < plan.rows else 0}"
     yield f"--kv-memory={plan.placement.kv_device}"
-    if plan.placement.disk_weights:
+    if streams:
         yield f"--weight-memory={plan.placement.limit}"
