@@ -80,7 +80,7 @@ class RunRequest:
 
 def _engine(options: BatchgenOptions) -> EngineSettings:
     names = ("dtype", "kv_dtype", "kernels", "threads", "prefill_chunk", "expert_batch", "kv_host_memory",
-             "weight_memory", "max_context")
+             "weight_memory", "max_context", "tail_processes")
     batches = {name: getattr(options, name) for name in BATCHES}
     given = {name: value for name, value in batches.items() if value is not None}
     return EngineSettings(kv_memory=options.kv_memory or 0, **{name: getattr(options, name) for name in names}, **given,

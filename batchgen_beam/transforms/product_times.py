@@ -58,7 +58,7 @@ def product_times(kernels: KernelSet, cache: Path, *,
 
 def _digest(kernels: KernelSet) -> str:
     facts = {"version": VERSION, "machine": machine_digest(), "kernels": dict(kernels.facts()),
-             "threads": torch.get_num_threads()}
+             "threads": kernels.threads}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
