@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.config.model_sizes import model_sizes
@@ -45,7 +46,7 @@ def fitted_batches(config: ModelConfig, kernels: KernelSet, settings: EngineSett
                         settings.kv_dtype)
     times, known = _times(load, kernels, cache)
     plan = fit_batches(load, needs, MeasuredCosts(load, times), settings, free=available_memory())
-    chosen = {name: value for name, value in _values(plan).items() if name in settings.left_open}
+    chosen: dict[str, Any] = {name: value for name, value in _values(plan).items() if name in settings.left_open}
     LOG.info("%s; by times of %s, a step of %d rows takes %.3g s, %.3g s of them for %s bytes from a disk of %.2f "
              "GB/s; the flags of these names override it", ", ".join(f"{n} {v}" for n, v in chosen.items()), known,
              plan.rows, plan.step, residency.streamed_bytes / times.disk, f"{residency.streamed_bytes:,}",
