@@ -76,10 +76,10 @@ class EngineSettings:
     (0: all), which changes memory and time but no bit; `kv_memory` and `kv_host_memory` are bytes,
     0 on the host turns that tier (HELD) off; so is `weight_memory`, under which weights that do not fit are streamed,
     which changes no bit either (0: all are in memory); `threads` 0 is one per core, `kv_memory` 0 a share of what is
-    free, both found by whoever loads the engine; `left_open` names those of `BATCHES` that nobody asked for, which under
-    `weight_memory` whoever loads the engine chooses; `max_context` (tokens) bounds prompt and answer below the model's
-    own limit; `tail_processes` compute the last row together where that is faster (1: none), which changes no bit; with
-    `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
+    free, both found by whoever loads the engine; `left_open` names those of `BATCHES` that nobody asked for: under
+    `weight_memory`, whoever loads the engine chooses them; `max_context` (tokens) bounds prompt and answer below the
+    model's own limit; `tail_processes` compute the last row together where that is faster (1: none), which changes no
+    bit; with `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
     `longest_first`, rows that may run longest are admitted first.
     """
 

@@ -1,9 +1,9 @@
 """How long the two halves of a model's layers take on this machine, in passes of several sizes.
 
 Owns the passes and the clock.  Rows have pages of their own, filled with numbers, and all layers run in turn, so that
-weights and keys come from memory as they do in a real pass.  Rows of answers end in the middle of a page: kernels may
-read whole pages, and so such a row takes what rows of about its length take in the mean.  Where the kernel set runs a pass in one call, the parts
-that it tells are taken.  Does not know configurations, plans or files.
+weights and keys come from memory as they do in a real pass.  Kernels may read whole pages, so an answer that sees the
+first token of one stands for all that see some of it.  Where the kernel set runs a pass in one call, the parts that it
+tells are taken.  Does not know configurations, plans or files.
 
 Shape suffixes: T tokens, R rows, P pages of a row.
 """
@@ -86,15 +86,16 @@ def measure_passes(model: Model, kernels: KernelSet, kinds: Sequence[Sequence[in
                    clock: Callable[[], float] = time.perf_counter) -> PassTimes:
     """Times of the kinds of layers, each given by the indices of its layers, which together are the model's."""
     passes = _Passes(model, kernels, clock)
-    decode = {past: passes.measure([_Size(rows, 1, past) for rows in passes.rows])
-              for past in (passes.middle + past for past in passes.pasts)}
+    decode = {past: passes.measure([_Size(rows, 1, past) for rows in passes.rows]) for past in passes.pasts}
     prompts = {past: passes.measure([_Size(count, passes.chunk, past) for count in PROMPTS]) for past in passes.pasts}
-    together = {**decode[passes.middle], **prompts[0]}
+    first = passes.pasts[0]  # equal keys and values of a longer past would send all tokens to the same experts
+    together = {**decode[first], **prompts[first]}
     return PassTimes(
-        kinds=tuple(LayerTimes(decode=_surface(decode, layers, 1.0), prompt=_surface(prompts, layers, passes.chunk / 2),
+        kinds=tuple(LayerTimes(decode=_surface(decode, layers, PAGE_TOKENS / 2),
+                               prompt=_surface(prompts, layers, passes.chunk / 2),
                                feed_forward=Curve.of({size.tokens: one.kind(one.feed_forward, layers)
                                                       for size, one in together.items()})) for layers in kinds),
-        head=Curve.of({size.rows: statistics.median(one.head) for size, one in decode[passes.middle].items()}),
+        head=Curve.of({size.rows: statistics.median(one.head) for size, one in decode[first].items()}),
         combine=passes.exchange())
 
 
@@ -115,8 +116,7 @@ class _Passes:
         token_bytes = sum(spec.item_bytes for layer in model.layers for spec in layer.cache_spec())
         self.chunk = max(1, min(CHUNK, model.context_limit // 4))
         self.pasts = 0, max(1, min(2 * CHUNK, model.context_limit // 2))
-        self.middle = min(PAGE_TOKENS // 2, model.context_limit // 4)
-        longest = PAGE_TOKENS * pages_of(self.pasts[1] + max(self.chunk, self.middle + 1))
+        longest = PAGE_TOKENS * pages_of(self.pasts[1] + self.chunk)
         most = max(PROMPTS[-1], min(ROWS[-1], KV_BYTES // max(1, token_bytes * longest)))
         self.rows = tuple(rows for rows in ROWS if rows <= most)
         self._pages = longest // PAGE_TOKENS

@@ -30,7 +30,7 @@ LONGEST_PASS = 5.0
 """Seconds of a pass over prompts: a process that was told to go has ten for the pass that it is in."""
 
 LONGEST_READS = 2
-"""Of a slow disk: how often all streamed weights could be read in a pass; shorter ones would read them for few tokens."""
+"""Over a slow disk a pass may take as long as so many reads of all that is streamed: shorter ones serve few tokens."""
 
 _ATTENTION = ".attention"
 

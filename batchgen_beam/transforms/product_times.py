@@ -1,7 +1,7 @@
 """How long products and the disk take on this machine, measured in a second or two and then remembered.
 
-For whoever can't wait until the layers of a model have been timed (`machine_times`).  Owns the measurement and its file.
-Does not know models or plans.
+For whoever can't wait until the layers of a model have been timed (`machine_times`).  Owns the measurement and its
+file.  Does not know models or plans.
 """
 
 from __future__ import annotations

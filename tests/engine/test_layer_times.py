@@ -107,9 +107,9 @@ def test_each_kind_takes_what_its_layers_took() -> None:
     model = WorkingModel(clock, price, spec())
     found = measure_passes(model, TorchKernels(torch.float32), [[0, 2], [1]], clock=clock)
     for factor, times in zip((1, 3), found.kinds, strict=True):
-        assert times.decode.contexts == (33.0, 533.0)
+        assert times.decode.contexts == (32.0, 532.0)
         assert times.prompt.contexts == (125.0, 625.0)
-        for past, curve in zip((32, 532), times.decode.curves, strict=True):
+        for past, curve in zip((0, 500), times.decode.curves, strict=True):
             assert curve.tokens == ROWS
             assert curve.seconds == pytest.approx([factor * price * rows * (1 + past) for rows in ROWS], rel=1e-6)
         for past, curve in zip((0, 500), times.prompt.curves, strict=True):
@@ -171,11 +171,11 @@ def test_a_limit_of_cache_memory_leaves_large_batches_out() -> None:
 def test_passes_that_take_long_are_the_last_ones() -> None:
     """After one of `LONG_PASS` seconds no larger one is tried, but two sizes always are."""
     clock = Work()
-    price = LONG_PASS / 140 / 32
+    price = LONG_PASS / 12 / 32
     found = measure_passes(WorkingModel(clock, price, spec()), TorchKernels(torch.float32), [[0, 2], [1]], clock=clock)
     times = found.kinds[0]
     assert times.decode.curves[0].tokens == ROWS[:4]
-    assert times.decode.curves[0].seconds[-1] == pytest.approx(32 * 33 * price)
+    assert times.decode.curves[0].seconds[-1] == pytest.approx(32 * price)
     assert times.decode.curves[1].tokens == ROWS[:2]
     assert times.prompt.curves[0].tokens == (250, 1000)
 

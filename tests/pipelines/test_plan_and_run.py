@@ -112,7 +112,7 @@ def test_a_run_puts_weights_where_the_plan_says(name: str, kernels: str, share: 
                                                 cases: Callable[[str, str], Case],
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     """From the least limit that a run accepts to all in memory: the loader takes the printed limit, keeps, streams and
-    buffers as many bytes as the table says, and the printed KV memory holds the rows."""
+    buffers as many bytes as the table says, the printed KV memory holds the rows, and no batch is chosen anew."""
     case = cases(name, kernels)
     least, whole = case.needs.least(), case.needs.total_bytes
     limit = round(least + share * (whole - least))
@@ -120,6 +120,7 @@ def test_a_run_puts_weights_where_the_plan_says(name: str, kernels: str, share: 
     text = capsys.readouterr().out
     found, settings = table(text), request(text)
     assert (settings.weight_memory > 0) is (share < 1)
+    assert settings.left_open == (("attention_batch",) if share == 1 else ())
     residency = case.load(settings.weight_memory or whole).residency
     assert found["weights always needed"] == [residency.fixed_bytes, 0]
     assert found["weights of layers"] == [residency.resident_bytes, residency.streamed_bytes]

@@ -58,7 +58,7 @@ def test_open_batches_are_chosen_and_told(config: ModelConfig, settings: EngineS
         found = fitted_batches(config, KERNELS, settings, tmp_path)
     assert (found.max_rows, found.step_tokens) != (256, 512)
     [line] = [record.getMessage() for record in caplog.records if "max_rows" in record.getMessage()]
-    assert f"max_rows {found.max_rows}, step_tokens {found.step_tokens}, attention_batch {found.attention_batch}" in line
+    assert ", ".join(f"{name} {getattr(found, name)}" for name in BATCHES) in line
     assert "bytes from a disk of" in line
     assert "the flags of these names override it" in line
     assert replace(found, **{name: getattr(settings, name) for name in BATCHES}) == settings
