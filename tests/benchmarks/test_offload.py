@@ -26,8 +26,8 @@ REPORT = {"disk_rates": [1e9, 3e9], "own_batches": {"8": ["--rows", "1000"], "20
 
 
 def test_the_summary_by_hand() -> None:
-    """Ours at its own batch, the median of two, over the peer's best that finished: 400 / 50, which is twice at the same
-    batch times four by the batch; a step of 0.6 s whose 0.8 GB take 0.4 s at the disk's mean rate."""
+    """Ours at its own batch, the median of two, over the peer's best that finished: 400 / 50, which is twice at the
+    same batch times four by the batch; a step of 0.6 s whose 0.8 GB take 0.4 s at the disk's mean rate."""
     disk, _, _, line, unfinished = summary(REPORT)
     assert disk == "disk: 1.00, 3.00 GB/s by direct reads"
     assert [cell.strip() for cell in line.strip("|").split("|")] == [
