@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from batchgen_beam.errors import OptionError
 
 __all__ = [
+    "BATCHES",
     "DTYPES",
     "FLOAT_COLUMNS",
     "KERNELS",
@@ -15,6 +16,7 @@ __all__ = [
     "OUTPUT_VERSION",
     "PAGE_TOKENS",
     "PARAMETER_COLUMNS",
+    "PREFILL_CHUNK",
     "UNSUPPORTED_COLUMNS",
     "EngineSettings",
     "GenerationDefaults",
@@ -25,6 +27,9 @@ __all__ = [
 
 PAGE_TOKENS = 64
 """Tokens of one KV page; a sequence meets the scheduler when it fills one."""
+
+PREFILL_CHUNK = 256
+"""Prompt tokens of one row in a forward pass, unless a run says otherwise."""
 
 OUTPUT_VERSION = 1
 """Part of the content print: raised when the same input would be answered otherwise."""
@@ -45,6 +50,9 @@ UNSUPPORTED_COLUMNS = (
 """Known parameters without effect in this release: a value in such a column fails its row by name (never silence)."""
 
 DTYPES = ("bfloat16", "float32")
+
+BATCHES = ("max_rows", "step_tokens", "attention_batch")
+"""Settings that a plan chooses where weights are streamed and the user did not."""
 
 KV_DTYPES = ("auto", "int8")
 """What keys and values are kept in: the dtype of the arithmetic, or int8 with a scale for each token and head."""
@@ -68,9 +76,10 @@ class EngineSettings:
     (0: all), which changes memory and time but no bit; `kv_memory` and `kv_host_memory` are bytes,
     0 on the host turns that tier (HELD) off; so is `weight_memory`, under which weights that do not fit are streamed,
     which changes no bit either (0: all are in memory); `threads` 0 is one per core, `kv_memory` 0 a share of what is
-    free, both found by whoever loads the engine; `max_context` (tokens) bounds prompt and answer below the model's own
-    limit; `tail_processes` compute the last row together where that is faster (1: none), which changes no bit; with
-    `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
+    free, both found by whoever loads the engine; `left_open` names those of `BATCHES` that nobody asked for: under
+    `weight_memory`, whoever loads the engine chooses them; `max_context` (tokens) bounds prompt and answer below the
+    model's own limit; `tail_processes` compute the last row together where that is faster (1: none), which changes no
+    bit; with `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
     `longest_first`, rows that may run longest are admitted first.
     """
 
@@ -80,12 +89,13 @@ class EngineSettings:
     threads: int = 0
     max_rows: int = 256
     step_tokens: int = 512
-    prefill_chunk: int = 256
+    prefill_chunk: int = PREFILL_CHUNK
     attention_batch: int = 0
     expert_batch: int = 0
     kv_memory: int = 1 << 30
     kv_host_memory: int = 0
     weight_memory: int = 0
+    left_open: tuple[str, ...] = ()
     max_context: int | None = None
     tail_processes: int = 1
     prefix_sharing: bool = True
@@ -96,6 +106,8 @@ class EngineSettings:
             raise OptionError(f"dtype {self.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
         if self.kv_dtype not in KV_DTYPES:
             raise OptionError(f"kv_dtype {self.kv_dtype!r} is unknown; use one of {', '.join(KV_DTYPES)}")
+        if not set(self.left_open) <= set(BATCHES):
+            raise ValueError(f"left_open are some of {', '.join(BATCHES)}, not {self.left_open}")
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),

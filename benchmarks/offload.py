@@ -3,14 +3,17 @@
     python -m benchmarks.offload make --model FOLDER [--experts 16] [--chosen 2]
     python -m benchmarks.offload run --model FOLDER --cache FOLDER --home FOLDER --out FILE.json
         [--limits 8 20] [--weight-memory 1] [--batches 1 8 32 128 256] [--rows 1024 ...]
+    python -m benchmarks.offload summary --out FILE.json
 
 `make` writes a random mixture of experts of about 1.5 thousand million parameters as a checkpoint.  `run` gives both
 engines the same `--weight-memory` and, in a control group that counts page cache too, the same memory in all
 (`--limits`, GB); where no group can be made, it says so and keeps dropping the files from the page cache.  Prompts of
-64 tokens, answers of 16, greedy; loading, and for ours the one conversion, is told apart.  Per limit ours runs `--rows`
-rows at once, and for the share that is due to the batch each of `--batches`, as the peer does; turns alternate.  The
-disk's rate is that of direct reads of the packed copy, measured before and after.  Needs the environment that
-`python -m benchmarks.offload setup --home FOLDER` makes.
+64 tokens, answers of 16, greedy; loading, and for ours the one conversion, is told apart.  Per limit ours runs the
+batch that the planner names for it (`--rows`: so many rows), and for the share that is due to the batch each of
+`--batches`, as the peer does; turns alternate.  The disk's rate is that of direct reads of the packed copy, measured
+before and after.  The last lines, which `summary` prints again, compare at each limit ours at its own batch with the
+peer's best, both at that batch, and our decode step with the time that its bytes take at the disk's rate.  Needs the
+environment that `python -m benchmarks.offload setup --home FOLDER` makes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,9 +36,17 @@ import torch
 from safetensors.torch import save_file
 
 from batchgen_beam.config.model_registry import load_config
+from batchgen_beam.config.model_sizes import model_sizes
+from batchgen_beam.config.sizes import WeightForm
+from batchgen_beam.engine.measured_costs import MeasuredCosts
+from batchgen_beam.engine.model_load import ModelLoad
+from batchgen_beam.engine.planner import BatchPlan
+from batchgen_beam.engine.run_plan import plan_run
+from batchgen_beam.engine.tiers import Budgets, Workload
 from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.records import Failure, Prompt, RowKey, SamplingParams, token_array
 from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.machine_times import head_dtype, machine_times, run_needs
 from batchgen_beam.transforms.timed_engine import timed_engine, timed_kernels
 from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.tiered_loader import load_tiered
@@ -46,6 +57,12 @@ from benchmarks.race.environments import make_environment, python_of
 ENVIRONMENT = "accelerate"
 GB = 10**9
 PROMPT, OUTPUT = 64, 16
+ENOUGH = 4096
+"""Rows among which the planner may choose how many to run at once."""
+
+PROCESS = GB
+"""Of a limit: the interpreter, libraries and what else a process holds beside weights, keys, values and a pass."""
+
 LAYERS, HIDDEN, VOCABULARY = 16, 1024, 32_000
 PARAMETERS = 1_500_000_000
 DISK_SAMPLE = 2 << 30
@@ -102,7 +119,8 @@ def ours(given: argparse.Namespace) -> None:
     kernels = timed_kernels(load_config(str(given.model)), kernels="auto", threads=given.threads, cache=given.cache)
     tiered = load_tiered(given.model, kernels, packing_of(kernels), limit=given.weight_memory, cache=given.cache)
     settings = EngineSettings(max_rows=given.rows, kv_memory=given.kv_memory, max_context=PROMPT + OUTPUT,
-                              step_tokens=given.step_tokens, prefill_chunk=0, threads=given.threads)
+                              step_tokens=given.step_tokens, attention_batch=given.attention_batch,
+                              threads=given.threads)
     engine = timed_engine(tiered.model, kernels, settings)
     loaded = time.perf_counter()
     before = tiered.streamed()
@@ -129,6 +147,27 @@ def ours(given: argparse.Namespace) -> None:
         "waited_seconds": after.waited_seconds - before.waited_seconds if after and before else 0.0,
         "evictions": stats.evictions, "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         **kernels.facts()}))
+
+
+# --- our batch -------------------------------------------------------------------------------------------------------
+
+
+def planned(model: Path, cache: Path, *, threads: int, weight_memory: int, limit: int) -> BatchPlan:
+    """What the planner names for rows of this benchmark under a limit of memory in all."""
+    config = load_config(str(model))
+    kernels = timed_kernels(config, kernels="auto", threads=threads, cache=cache)
+    load = ModelLoad.of(model_sizes(config), WeightForm(dtype="bfloat16", head=head_dtype(kernels)), "auto")
+    costs = MeasuredCosts(load, machine_times(config, load, kernels, cache))
+    return plan_run(load, run_needs(config, kernels), costs,
+                    Budgets(device=limit - PROCESS, weights=weight_memory, unified=True),
+                    Workload(rows=ENOUGH, prompt_tokens=PROMPT, output_tokens=OUTPUT))
+
+
+def batch_flags(plan: BatchPlan) -> list[str]:
+    """The plan for a process of ours."""
+    b_attn = plan.choice.b_attn
+    return ["--rows", str(plan.rows), "--step-tokens", str(max(plan.rows, plan.choice.b_moe)),
+            "--attention-batch", str(b_attn if b_attn < plan.rows else 0)]
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
@@ -192,27 +231,75 @@ def compare(given: argparse.Namespace) -> None:
                     given.model, "--offload", given.home / "offloaded", *common, "--prompt", str(PROMPT), "--output",
                     str(OUTPUT)]
     folders = (given.model, given.cache, given.home / "offloaded")
+    own = _own_batches(given, weight_memory)
     first = run_limited([*our_command, "--rows", "1"], given.limits[0] * GB, folders)
     results: list[dict[str, Any]] = []
     report = {"prompt": PROMPT, "output": OUTPUT, "weight_memory": weight_memory, "threads": given.threads,
-              "conversion_and_first_run": first, "disk_rates": [disk_rate(given.cache)], "runs": results}
+              "conversion_and_first_run": first, "disk_rates": [disk_rate(given.cache)], "runs": results,
+              "own_batches": {str(limit): flags for limit, flags in zip(given.limits, own, strict=True)}}
 
-    def one(engine: str, command: Sequence[str | Path], rows: int, limit: int) -> None:
-        found = run_limited([*command, "--rows", str(rows)], limit * GB, folders)
+    def one(engine: str, command: Sequence[str | Path], batch: Sequence[str], limit: int) -> None:
+        found, rows = run_limited([*command, *batch], limit * GB, folders), int(batch[1])
         speed = rows * OUTPUT / found["seconds"] if "seconds" in found else None
         results.append({"engine": engine, "limit_gb": limit, "rows": rows, "tokens_per_second": speed, **found})
         said = "did not finish" if speed is None else f"{speed:.2f} tokens/s"
         print(f"{engine} {limit} GB {rows} rows: {said} {json.dumps(found)}", flush=True)
         given.out.write_text(json.dumps(report, indent=1))
 
-    for limit, rows in zip(given.limits, given.rows, strict=True):
-        one("ours", our_command, rows, limit)
-        for batch in given.batches:
-            one("accelerate", peer_command, batch, limit)
-            one("ours", our_command, batch, limit)
-        one("ours", our_command, rows, limit)
+    for limit, batch in zip(given.limits, own, strict=True):
+        one("ours", our_command, batch, limit)
+        for rows in given.batches:
+            one("accelerate", peer_command, ["--rows", str(rows)], limit)
+            one("ours", our_command, ["--rows", str(rows)], limit)
+        one("ours", our_command, batch, limit)
     report["disk_rates"] = [*report["disk_rates"], disk_rate(given.cache)]
     given.out.write_text(json.dumps(report, indent=1))
+    print("\n".join(summary(report)))
+
+
+def _own_batches(given: argparse.Namespace, weight_memory: int) -> list[list[str]]:
+    """Flags of ours at each limit: `--rows` where it is given, else the planner's."""
+    if given.rows is not None:
+        return [["--rows", str(rows)] for _, rows in zip(given.limits, given.rows, strict=True)]
+    plans = [planned(given.model, given.cache, threads=given.threads, weight_memory=weight_memory, limit=limit * GB)
+             for limit in given.limits]
+    return [batch_flags(plan) for plan in plans]
+
+
+def summary(report: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of Markdown, one for each limit: medians where a batch ran twice, a dash where one did not finish.
+
+    `batch` is what ours gains from its own batch over the peer's best one; with `same batch` it makes `ratio`.
+    """
+    rate = statistics.mean(report["disk_rates"])
+    yield f"disk: {', '.join(f'{one / 1e9:.2f}' for one in report['disk_rates'])} GB/s by direct reads"
+    yield ("| limit | own batch | tokens/s | peer's best batch | tokens/s | ratio | same batch | batch | decode step s "
+           "| bytes of a step | disk bound s | of the bound |")
+    yield "|" + " --- |" * 12
+    for limit, flags in report["own_batches"].items():
+        runs = [run for run in report["runs"] if str(run["limit_gb"]) == limit]
+        speeds = _speeds(runs)
+        rows, peers = int(flags[1]), {batch: one for (engine, batch), one in speeds.items() if engine != "ours"}
+        own = [run for run in runs if (run["engine"], run["rows"]) == ("ours", rows) and "decode_step" in run]
+        if not peers or not own:
+            yield f"| {limit} GB | {rows:,} |" + " - |" * 10
+            continue
+        best = max(peers, key=lambda batch: peers[batch])
+        mine, same = speeds["ours", rows], speeds.get(("ours", best))
+        step = statistics.median(run["decode_step"] for run in own)
+        size, bound = own[0]["streamed_bytes"], own[0]["streamed_bytes"] / rate
+        parts = "- | -" if same is None else f"{same / peers[best]:.2f} | {mine / same:.2f}"
+        yield (f"| {limit} GB | {rows:,} | {mine:.1f} | {best:,} | {peers[best]:.1f} | {mine / peers[best]:.2f} | "
+               f"{parts} | {step:.3f} | {size:,} | {bound:.3f} | {bound / step:.2f} |")
+
+
+def _speeds(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float]:
+    """Median tokens/s by engine and batch, of those that finished."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        if run["tokens_per_second"] is not None:
+            found.setdefault((run["engine"], run["rows"]), []).append(run["tokens_per_second"])
+    return {key: statistics.median(speeds) for key, speeds in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -224,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     making.add_argument("--experts", type=int, default=16)
     making.add_argument("--chosen", type=int, default=2)
     commands.add_parser("setup").add_argument("--home", type=Path, required=True)
+    commands.add_parser("summary").add_argument("--out", type=Path, required=True)
     running, child = commands.add_parser("run"), commands.add_parser("ours")
     for one in (running, child):
         one.add_argument("--model", type=Path, required=True)
@@ -233,18 +321,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--weight-memory", type=float, default=1.0, help="GB")
     running.add_argument("--limits", type=int, nargs="+", default=[8, 20], help="GB")
-    running.add_argument("--rows", type=int, nargs="+", default=[1024, 2048], help="of ours, for each limit")
+    running.add_argument("--rows", type=int, nargs="+", help="of ours, for each limit; default: as the planner says")
     running.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     child.add_argument("--weight-memory", type=int, required=True)
     child.add_argument("--rows", type=int, required=True)
     child.add_argument("--kv-memory", type=int, default=12 * GB)
     child.add_argument("--step-tokens", type=int, default=4096)
+    child.add_argument("--attention-batch", type=int, default=0)
     given = parser.parse_args(arguments)
     match given.command:
         case "make":
             make(given.model, given.experts, given.chosen)
         case "setup":
             make_environment(given.home, ENVIRONMENT)
+        case "summary":
+            print("\n".join(summary(json.loads(given.out.read_text()))))
         case "ours":
             ours(given)
         case _:

@@ -11,12 +11,15 @@ from typing import TextIO
 
 from batchgen_beam.config.model_registry import load_config
 from batchgen_beam.errors import OptionError
+from batchgen_beam.kernels.packing import packing_of
+from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.pipelines.options import StrictParser, add_options
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.transforms.resources import available_cores
 from batchgen_beam.transforms.step_times import StepTime, measure_prompts, measure_steps
 from batchgen_beam.transforms.timed_engine import timed_kernels
 from batchgen_beam.weights.loader import load_model
+from batchgen_beam.weights.tiered_loader import load_tiered
 
 __all__ = ["bench_model"]
 
@@ -31,7 +34,7 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
     parser.add_argument("model", help="a model folder, a GGUF file, or a URI of either")
     parser.add_argument("--rows", metavar="N,N", default=",".join(map(str, ROWS)), help="rows that decode at once")
     parser.add_argument("--context", type=int, metavar="N", default=CONTEXT, help="tokens of each row at the end")
-    add_options(parser, "--model-cache", "--dtype", "--kv-dtype", "--kernels", "--threads")
+    add_options(parser, "--model-cache", "--dtype", "--kv-dtype", "--kernels", "--threads", "--weight-memory")
     given = parser.parse_args(list(flags))
     rows = _counts(given.rows)
     threads = given.threads or available_cores()
@@ -39,7 +42,7 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
     folder = resolve_model(given.model, cache)
     kernels = timed_kernels(load_config(str(folder)), dtype=given.dtype, kv_dtype=given.kv_dtype,
                             kernels=given.kernels, threads=threads, cache=cache)
-    model = load_model(folder, kernels)
+    model = _load(folder, kernels, given.weight_memory, cache)
     facts = kernels.facts()
     names = " ".join(str(facts[name]) for name in ("kernels", "path") if name in facts)
     kept = f", KV {facts['kv_dtype']}" if "kv_dtype" in facts else ""
@@ -48,6 +51,13 @@ def bench_model(flags: Sequence[str], stream: TextIO) -> None:
         stream.write(line + "\n")
         stream.flush()
     stream.write(f"\nprompts: {measure_prompts(model, kernels):,.0f} tokens/s\n")
+
+
+def _load(folder: Path, kernels: KernelSet, weight_memory: int, cache: Path) -> Model:
+    """As a run does."""
+    if not weight_memory:
+        return load_model(folder, kernels)
+    return load_tiered(folder, kernels, packing_of(kernels), limit=weight_memory, cache=cache).model
 
 
 def _counts(text: str) -> list[int]:

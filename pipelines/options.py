@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from batchgen_beam.errors import ErrorCode, OptionError
-from batchgen_beam.settings import DTYPES, KERNELS, KV_DTYPES
+from batchgen_beam.settings import DTYPES, KERNELS, KV_DTYPES, PREFILL_CHUNK
 
 __all__ = ["OPTIONS", "BatchgenOptions", "Option", "StrictParser", "add_options", "help_text", "parse_options",
            "parse_size"]
@@ -144,10 +144,14 @@ OPTIONS = (
            "be", "NAME", "auto"),
     Option("--threads", _integer, "threads of one engine, fixed for the run; 0: the cores that the process may "
            "use", "N", 0),
-    Option("--max-rows", _integer, "rows that one engine runs at once", "N", 256),
-    Option("--step-tokens", _integer, "tokens of one forward pass", "N", 512),
-    Option("--prefill-chunk", _integer, "prompt tokens of one row in a forward pass; 0: the whole prompt", "N", 256),
-    Option("--attention-batch", _integer, "rows whose attention is computed together; 0: all", "N", 0),
+    Option("--max-rows", _integer, "rows that one engine runs at once; default: 256, where weights are streamed as a "
+           "plan finds best", "N"),
+    Option("--step-tokens", _integer, "tokens of one forward pass; default: 512, where weights are streamed as a plan "
+           "finds best", "N"),
+    Option("--prefill-chunk", _integer, "prompt tokens of one row in a forward pass; 0: the whole prompt", "N",
+           PREFILL_CHUNK),
+    Option("--attention-batch", _integer, "rows whose attention is computed together, in a pass over prompts as well; "
+           "0: all; default: 0, where weights are streamed as a plan finds best", "N"),
     Option("--expert-batch", _integer, "tokens that go through a layer's feed-forward part or its experts together; 0: "
            "all", "N", 0),
     Option("--kv-memory", parse_size, "memory for KV pages; default: a quarter of what is free", "SIZE"),

@@ -21,6 +21,7 @@ from batchgen_beam.engine.measured_costs import MeasuredCosts
 from batchgen_beam.engine.model_load import ModelLoad
 from batchgen_beam.engine.planner import plan_batches
 from batchgen_beam.engine.roofline import Roofline
+from batchgen_beam.engine.run_plan import plan_run
 from batchgen_beam.engine.tiers import Budgets, Workload
 from batchgen_beam.errors import OptionError
 from batchgen_beam.pipelines.options import OPTIONS, StrictParser, add_options, parse_size
@@ -28,7 +29,7 @@ from batchgen_beam.pipelines.plan_report import Planned, report
 from batchgen_beam.settings import InputColumns
 from batchgen_beam.text.template import TemplateText
 from batchgen_beam.transforms.input_lengths import input_lengths
-from batchgen_beam.transforms.machine_times import head_dtype, machine_times
+from batchgen_beam.transforms.machine_times import head_dtype, machine_times, run_needs
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_store import resolve_model
 from batchgen_beam.transforms.resources import available_cores, available_memory
@@ -138,11 +139,13 @@ def _here(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes, wor
     load = ModelLoad.of(sizes, form, given.kv_dtype)
     budgets = Budgets(device=given.device_memory or available_memory(), weights=given.weight_memory, unified=True)
     costs = MeasuredCosts(load, machine_times(config, load, kernels, Path(given.model_cache)))
-    plan = plan_batches(load, costs, budgets, work)
+    needs = run_needs(config, kernels)
+    plan = plan_run(load, needs, costs, budgets, work)
     where = (f"this machine: {kernels.name} kernels, {threads} thread{'s' if threads > 1 else ''}, layers timed with "
              f"random weights, disk {costs.disk / 1e9:.2f} GB/s")
-    return Planned(model_type=config.model_type, sizes=sizes, form=form, work=work, budgets=budgets, plan=plan,
-                   where=(("machine", where),), kept=f"as {given.dtype}", flags=tuple(_repeated(given)))
+    return Planned(model_type=config.model_type, sizes=sizes, work=work, budgets=budgets, plan=plan,
+                   weight_bytes=needs.total_bytes, where=(("machine", where),), kept=f"as {given.dtype}",
+                   flags=tuple(_repeated(given)))
 
 
 def _repeated(given: argparse.Namespace) -> Iterator[str]:
@@ -165,5 +168,5 @@ def _elsewhere(given: argparse.Namespace, config: ModelConfig, sizes: ModelSizes
                          "forecasts"),
              ("source", profile.source), *([("assumed", profile.assumed)] if profile.assumed else []))
     kept = f"as {given.dtype}" if form.stored is None else f"as they are stored ({form.stored.method})"
-    return Planned(model_type=config.model_type, sizes=sizes, form=form, work=work, budgets=budgets, plan=plan,
-                   where=where, kept=kept)
+    return Planned(model_type=config.model_type, sizes=sizes, work=work, budgets=budgets, plan=plan,
+                   weight_bytes=sizes.bytes(form), where=where, kept=kept)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from batchgen_beam.config.sizes import ModelSizes, WeightForm
+from batchgen_beam.config.sizes import ModelSizes
 from batchgen_beam.engine.layer_graph import Resource
 from batchgen_beam.engine.planner import BatchPlan
 from batchgen_beam.engine.tiers import Budgets, Tier, Workload
@@ -21,17 +21,18 @@ _WIDTH = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan and what it was made for.  `where`: lines about the machine; `kept`: how weights are kept.
+    """A plan and what it was made for.  `where`: lines about the machine; `kept`: how weights are kept, which then take
+    `weight_bytes`.
 
     `flags`: what of the plan's own flags `run` needs too.
     """
 
     model_type: str
     sizes: ModelSizes
-    form: WeightForm
     work: Workload
     budgets: Budgets
     plan: BatchPlan
+    weight_bytes: int
     where: tuple[tuple[str, str], ...]
     kept: str
     flags: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ def _given(planned: Planned) -> Iterator[tuple[str, str]]:
     sizes, work = planned.sizes, planned.work
     yield "model", (f"{planned.model_type}, {_count(sizes.parameters)} parameters, a token meets "
                     f"{_count(sizes.active_parameters)}")
-    yield "weights", f"{sizes.bytes(planned.form):,} bytes {planned.kept}"
+    yield "weights", f"{planned.weight_bytes:,} bytes {planned.kept}"
     yield from planned.where
     yield "workload", (f"{work.rows:,} rows, prompts of {work.prompt_tokens:,} and answers of {work.output_tokens:,} "
                        "tokens in the mean")
@@ -82,7 +83,7 @@ def _memory(planned: Planned) -> Iterator[str]:
 def _expected(planned: Planned, price: float | None) -> Iterator[tuple[str, str]]:
     plan, work = planned.plan, planned.work
     choice = plan.choice
-    yield "attention", f"in sub-batches of {min(choice.b_attn, plan.rows):,} rows (prompts: {choice.b_attn:,} tokens)"
+    yield "attention", f"in sub-batches of {choice.b_attn:,} rows (of a prompt up to {work.chunk_tokens:,} tokens each)"
     yield "experts" if any(layer.experts for layer in planned.sizes.layers) else "feed-forward", (
         f"once for {plan.rows:,} rows (prompts: {choice.b_moe:,} tokens)")
     yield "layers", _layers(planned)
@@ -99,16 +100,24 @@ def _expected(planned: Planned, price: float | None) -> Iterator[tuple[str, str]
 
 
 def _layers(planned: Planned) -> str:
+    """Where their weights are."""
     tiers = planned.plan.placement.tiers
     counts = {tier: tiers.count(tier) for tier in Tier}
     if counts[Tier.DEVICE] == len(tiers):
         return f"all {len(tiers)} layers in memory"
     places = [f"{counts[Tier.DEVICE]} layers in memory"]
     places += [f"{counts[tier]} from the {tier}" for tier in (Tier.HOST, Tier.DISK) if counts[tier]]
-    choice = planned.plan.choice
+    return f"{', '.join(places)}; {_way(planned)}"
+
+
+def _way(planned: Planned) -> str:
+    """How weights come that are not in memory."""
+    placement, choice = planned.plan.placement, planned.plan.choice
+    if placement.limit is not None:
+        return f"what every token needs stays first, the rest is read in each pass through {placement.ring} buffers"
     parts = "with their attention" if choice.whole else "without their attention"
     what = "chosen experts only, after the router" if choice.on_demand else "ahead of use"
-    return f"{', '.join(places)}; {parts}, in {choice.chunks} pieces through {choice.buffers} buffers, {what}"
+    return f"{parts}, in {choice.chunks} pieces through {choice.buffers} buffers, {what}"
 
 
 def _reason(plan: BatchPlan) -> str:
@@ -124,8 +133,9 @@ def _flags(plan: BatchPlan) -> Iterator[str]:
     """What makes `batchgen-beam run` do the same."""
     yield f"--max-rows={plan.rows}"
     yield f"--step-tokens={max(plan.rows, plan.choice.b_moe)}"
-    if plan.choice.b_attn < plan.rows:
-        yield f"--attention-batch={plan.choice.b_attn}"
+    streams = plan.placement.disk_weights > 0
+    if plan.choice.b_attn < plan.rows or streams:
+        yield f"--attention-batch={plan.choice.b_attn if plan.choice.b_attn < plan.rows else 0}"
     yield f"--kv-memory={plan.placement.kv_device}"
-    if plan.placement.disk_weights:
-        yield f"--weight-memory={plan.placement.fixed + plan.placement.resident + plan.placement.buffers}"
+    if streams:
+        yield f"--weight-memory={plan.placement.limit}"

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from batchgen_beam.errors import ErrorCode, OptionError
 from batchgen_beam.pipelines.options import BatchgenOptions
-from batchgen_beam.settings import EngineSettings, GenerationDefaults, InputColumns, JournalSettings, WorkerNeeds
+from batchgen_beam.settings import (
+    BATCHES,
+    EngineSettings,
+    GenerationDefaults,
+    InputColumns,
+    JournalSettings,
+    WorkerNeeds,
+)
 
 __all__ = ["RunRequest"]
 
@@ -72,9 +79,12 @@ class RunRequest:
 
 
 def _engine(options: BatchgenOptions) -> EngineSettings:
-    names = ("dtype", "kv_dtype", "kernels", "threads", "max_rows", "step_tokens", "prefill_chunk", "attention_batch",
-             "expert_batch", "kv_host_memory", "weight_memory", "max_context", "tail_processes")
-    return EngineSettings(kv_memory=options.kv_memory or 0, **{name: getattr(options, name) for name in names})
+    names = ("dtype", "kv_dtype", "kernels", "threads", "prefill_chunk", "expert_batch", "kv_host_memory",
+             "weight_memory", "max_context", "tail_processes")
+    batches = {name: getattr(options, name) for name in BATCHES}
+    given = {name: value for name, value in batches.items() if value is not None}
+    return EngineSettings(kv_memory=options.kv_memory or 0, **{name: getattr(options, name) for name in names}, **given,
+                          left_open=tuple(name for name in BATCHES if name not in given))
 
 
 def _defaults(options: BatchgenOptions) -> GenerationDefaults:

@@ -45,7 +45,7 @@ def attention_sizes(config: ModelConfig, layer: int) -> AttentionSizes:
 
 @attention_sizes.register
 def _grouped(config: DecoderConfig, layer: int) -> AttentionSizes:
-    """Grouped-query attention: q, k, v and o, keys and values of G heads of d numbers each."""
+    """Grouped-query attention: q, k, v and o, keys and values of G heads of d numbers each; GPT-OSS's sinks."""
     hidden, size = config.hidden_size, config.head_dim
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     biased, out_biased = _biases(config)
@@ -53,7 +53,7 @@ def _grouped(config: DecoderConfig, layer: int) -> AttentionSizes:
     part = Part(f"model.layers.{layer}.self_attn",
                 (Matrix("q_proj", heads * size, hidden, biased), Matrix("k_proj", groups * size, hidden, biased),
                  Matrix("v_proj", groups * size, hidden, biased), Matrix(out, hidden, heads * size, out_biased)),
-                numbers=_norms(config))
+                numbers=_norms(config), exact=heads if isinstance(config, GptOssConfig) else 0)
     return AttentionSizes(part=part, cache=Cache(values=2 * groups * size, heads=2 * groups,
                                                  window=_window(config, layer)),
                           context_flops=4 * heads * size, width=hidden + (2 * heads + 2 * groups) * size)
@@ -74,7 +74,7 @@ def _biases(config: DecoderConfig) -> tuple[bool, bool]:
 
 
 def _norms(config: DecoderConfig) -> int:
-    """Numbers of the half's norms, of heads and of the whole state, and of sinks."""
+    """Numbers of the half's norms, of heads and of the whole state."""
     hidden, size = config.hidden_size, config.head_dim
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     match config:
@@ -90,8 +90,6 @@ def _norms(config: DecoderConfig) -> int:
             return hidden + 2 * size * config.use_qk_norm
         case MiniMaxM2Config():
             return hidden + (heads + groups) * size
-        case GptOssConfig():
-            return hidden + heads
     return hidden
 
 

@@ -21,7 +21,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class WeightForm:
     """What weights are kept as: in `dtype`, or where `stored` says so, as their checkpoint stores them.
 
-    `exact` numbers (correction biases, recurrent states' constants) are float32 either way.  `head`: the output
+    `exact` numbers (sinks, biases of routers, recurrent states' constants) are float32 either way.  `head`: the output
     projection and routers are kept in that dtype, the projection apart from the embedding even where it is tied to it.
     """
 

@@ -50,13 +50,15 @@ class LayerWork:
     Attention runs in `sub_batches` of `attention` each; where keys and values lie on the host, each is preceded by
     `restore` and followed by `offload`.  The feed-forward part runs once, in `chunks` pieces of `feed_forward` whose
     weights arrive by `read` (disk) and `copy` (to the device); 0: they are there.  `on_demand`: they are fetched only
-    when the router has spoken.  `whole`: the first piece holds the attention's weights too.
+    when the router has spoken.  `whole`: the first piece holds the attention's weights too; `attention_read`: they are
+    a piece of their own, and arrive so long.  `combine` has all that follows attention and waits for no weights.
     """
 
     attention: float
     sub_batches: int = 1
     restore: float = 0.0
     offload: float = 0.0
+    attention_read: float = 0.0
     combine: float = 0.0
     feed_forward: float
     chunks: int = 1
@@ -77,9 +79,11 @@ def least_seconds(layers: Iterable[LayerWork], head: float, buffers: int) -> flo
     compute, disk, to_device, to_host, held = head, 0.0, 0.0, 0.0, 0.0
     for work in layers:
         compute += work.sub_batches * work.attention + work.combine + work.chunks * work.feed_forward
-        disk += work.chunks * work.read
+        disk += work.attention_read + work.chunks * work.read
         to_device += work.chunks * work.copy + work.sub_batches * work.restore
         to_host += work.sub_batches * work.offload
+        if work.attention_read:
+            held += work.attention_read + work.sub_batches * work.attention
         if work.is_streamed:
             held += work.chunks * (work.read + work.copy + work.feed_forward)
     return max(compute, disk, to_device, to_host, held / buffers)
@@ -104,9 +108,14 @@ def _layer_tasks(name: str, work: LayerWork, before: tuple[str, ...], used: list
     arrived = [f"{name}.copy.{chunk:04}" for chunk in range(work.chunks)] if work.is_streamed else []
     merged = 1 if not work.restore and not work.offload else work.sub_batches
     seconds = work.attention * work.sub_batches / merged
+    own_piece: tuple[str, ...] = ()
+    if work.attention_read:
+        own_piece = (f"{name}.fetch",)
+        yield Task(*own_piece, Resource.DISK, work.attention_read, _free(used, buffers))
+        used.append(f"{name}.attention.{merged - 1:04}")
     for sub in range(merged):
         own = f"{name}.attention.{sub:04}"
-        after = before if sub == 0 else (f"{name}.attention.{sub - 1:04}",)
+        after = (*before, *own_piece) if sub == 0 else (f"{name}.attention.{sub - 1:04}",)
         if work.whole and arrived and not sub:
             after = (*after, arrived[0])
         if work.restore:
@@ -132,11 +141,16 @@ def _layer_tasks(name: str, work: LayerWork, before: tuple[str, ...], used: list
 def _arrival(name: str, chunk: int, work: LayerWork, combined: str, used: Sequence[str],
              buffers: int) -> Iterator[Task]:
     """A piece of weights: from the disk, then to the device, as soon as a buffer is free."""
-    free = (used[-buffers],) if len(used) >= buffers else ()
+    free = _free(used, buffers)
     if work.on_demand:
         free = (*free, combined)
     yield Task(f"{name}.read.{chunk:04}", Resource.DISK, work.read, free)
     yield Task(f"{name}.copy.{chunk:04}", Resource.TO_DEVICE, work.copy, (*free, f"{name}.read.{chunk:04}"))
+
+
+def _free(used: Sequence[str], buffers: int) -> tuple[str, ...]:
+    """After which task a piece of weights has a buffer."""
+    return (used[-buffers],) if len(used) >= buffers else ()
 
 
 def schedule(tasks: Iterable[Task]) -> Timeline:

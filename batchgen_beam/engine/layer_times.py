@@ -1,8 +1,9 @@
 """How long the two halves of a model's layers take on this machine, in passes of several sizes.
 
 Owns the passes and the clock.  Rows have pages of their own, filled with numbers, and all layers run in turn, so that
-weights and keys come from memory as they do in a real pass.  Where the kernel set runs a pass in one call, the parts
-that it tells are taken.  Does not know configurations, plans or files.
+weights and keys come from memory as they do in a real pass.  Kernels may read whole pages, so an answer that sees the
+first token of one stands for all that see some of it.  Where the kernel set runs a pass in one call, the parts that it
+tells are taken.  Does not know configurations, plans or files.
 
 Shape suffixes: T tokens, R rows, P pages of a row.
 """
@@ -87,10 +88,11 @@ def measure_passes(model: Model, kernels: KernelSet, kinds: Sequence[Sequence[in
     passes = _Passes(model, kernels, clock)
     decode = {past: passes.measure([_Size(rows, 1, past) for rows in passes.rows]) for past in passes.pasts}
     prompts = {past: passes.measure([_Size(count, passes.chunk, past) for count in PROMPTS]) for past in passes.pasts}
-    first = passes.pasts[0]
+    first = passes.pasts[0]  # equal keys and values of a longer past would send all tokens to the same experts
     together = {**decode[first], **prompts[first]}
     return PassTimes(
-        kinds=tuple(LayerTimes(decode=_surface(decode, layers, 1.0), prompt=_surface(prompts, layers, passes.chunk / 2),
+        kinds=tuple(LayerTimes(decode=_surface(decode, layers, PAGE_TOKENS / 2),
+                               prompt=_surface(prompts, layers, passes.chunk / 2),
                                feed_forward=Curve.of({size.tokens: one.kind(one.feed_forward, layers)
                                                       for size, one in together.items()})) for layers in kinds),
         head=Curve.of({size.rows: statistics.median(one.head) for size, one in decode[first].items()}),

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
+from batchgen_beam.settings import PREFILL_CHUNK
 
-__all__ = ["Budgets", "Choice", "Placement", "Shortage", "Tier", "Workload", "place", "streamable"]
+__all__ = ["Budgets", "Choice", "LayerStream", "Placement", "Shortage", "Tier", "Workload", "pass_bytes", "place",
+           "streamable"]
 
 _LOGIT = 4
 
@@ -46,6 +48,11 @@ class Workload:
     output_tokens: int
 
     @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens of a row in one pass, where --prefill-chunk is not given."""
+        return min(self.prompt_tokens, PREFILL_CHUNK)
+
+    @property
     def row_tokens(self) -> int:
         """Context of a row at its end."""
         return self.prompt_tokens + self.output_tokens
@@ -53,7 +60,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Choice:
-    """What a plan decides: tokens of an attention sub-batch and of a pass, pieces of a streamed layer, their buffers.
+    """What a plan decides: rows of an attention sub-batch, tokens of a pass, pieces of a streamed layer, their buffers.
 
     `kv_on_host`: keys and values of all rows lie there, and come for each sub-batch; `on_demand`: only experts that
     were chosen are fetched, after the router; `whole`: attention's weights are streamed with their layer, which only a
@@ -62,18 +69,34 @@ class Choice:
 
     b_attn: int
     b_moe: int
-    chunks: int
-    buffers: int
+    chunks: int = 1
+    buffers: int = 2
     kv_on_host: bool = False
     on_demand: bool = False
     whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Bytes on each tier, and the tier of each layer's streamed part."""
+class LayerStream:
+    """What of a layer is read from the disk in each pass: bytes of its attention, of what else every token needs, and
+    so many experts of `expert` bytes each."""
 
-    tiers: tuple[Tier, ...]
+    attention: int = 0
+    always: int = 0
+    experts: int = 0
+    expert: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Bytes on each tier, where each layer's streamed part is, and the number of buffers for weights.
+
+    `limit`: of the memory of weights, where a residency was chosen for it.
+    """
+
+    places: tuple[Tier | LayerStream, ...]
+    ring: int
+    limit: int | None = None
     fixed: int
     resident: int
     buffers: int
@@ -83,6 +106,12 @@ class Placement:
     host_buffers: int
     kv_host: int
     disk_weights: int
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tier of each layer; one that reads some of its weights is on the disk."""
+        return tuple(where if isinstance(where, Tier) else Tier.DEVICE if where == LayerStream() else Tier.DISK
+                     for where in self.places)
 
     @property
     def device(self) -> int:
@@ -123,7 +152,7 @@ def place(model: ModelLoad, budgets: Budgets, work: Workload, choice: Choice) ->
     if choice.kv_on_host:
         kv_device = 2 * max(layer.kv_bytes(min(choice.b_attn, rows), work.row_tokens, model.context)
                             for layer in model.layers)
-    workspace = _workspace(model, choice, rows)
+    workspace = pass_bytes(model, work, choice)
     room = budgets.device - fixed - kv_device - workspace
     if budgets.weights is not None:
         room = min(room, budgets.weights - fixed)
@@ -142,9 +171,9 @@ def place(model: ModelLoad, budgets: Budgets, work: Workload, choice: Choice) ->
     tiers = tuple(Tier.DEVICE if one else Tier.HOST if two else Tier.DISK
                   for one, two in zip(resident, on_host, strict=True))
     sums = {tier: sum(size for size, own in zip(streamed, tiers, strict=True) if own is tier) for tier in Tier}
-    return Placement(tiers=tiers, fixed=fixed, resident=sums[Tier.DEVICE], buffers=buffers, kv_device=kv_device,
-                     workspace=workspace, host_weights=sums[Tier.HOST], host_buffers=staging, kv_host=kv_host,
-                     disk_weights=sums[Tier.DISK])
+    return Placement(places=tiers, ring=choice.buffers, fixed=fixed, resident=sums[Tier.DEVICE], buffers=buffers,
+                     kv_device=kv_device, workspace=workspace, host_weights=sums[Tier.HOST], host_buffers=staging,
+                     kv_host=kv_host, disk_weights=sums[Tier.DISK])
 
 
 def _shortage(budgets: Budgets, weights: int, rest: int, host: int) -> Shortage | None:
@@ -162,11 +191,13 @@ def _fixed(layer: LayerLoad, whole: bool, devices: int) -> int:
     return layer.attention_bytes * devices + (layer.fixed_bytes if layer.experts else 0)
 
 
-def _workspace(model: ModelLoad, choice: Choice, rows: int) -> int:
+def pass_bytes(model: ModelLoad, work: Workload, choice: Choice) -> int:
     """Layer states of a pass (before and after a half), the widest half, and logits of the rows."""
-    attention = max(layer.attention_width for layer in model.layers) * min(choice.b_attn, choice.b_moe)
+    attention = max(layer.attention_width for layer in model.layers) * min(choice.b_attn * work.chunk_tokens,
+                                                                          choice.b_moe)
     rest = max(layer.feed_forward_width for layer in model.layers) * choice.b_moe
-    return 2 * model.state_width * choice.b_moe + max(attention, rest) + _LOGIT * model.vocabulary * rows
+    logits = _LOGIT * model.vocabulary * min(choice.b_moe, work.rows)
+    return 2 * model.state_width * choice.b_moe + max(attention, rest) + logits
 
 
 def _spread(sizes: list[int], room: int) -> list[bool]:

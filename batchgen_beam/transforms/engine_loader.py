@@ -22,6 +22,7 @@ from batchgen_beam.kernels.self_test import SelfTest, check_invariance
 from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.records import Fingerprint
 from batchgen_beam.settings import EngineSettings
+from batchgen_beam.transforms.fitted_batches import fitted_batches
 from batchgen_beam.transforms.model_folder import ModelFolder
 from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.prints import numeric_print
@@ -78,7 +79,8 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
     """Test the kernels, load the weights, start the driver.  `content` is the digest of the content print,
     `cache` a folder for what is found out about this machine.
 
-    `recorder` keeps what has to outlive the process; `settings` give the threads and the memory for weights and KV.
+    `recorder` keeps what has to outlive the process; `settings` give the threads and the memory for weights and KV;
+    batches that they leave open are chosen here where weights are streamed.
     With tail processes, `rule` says whether the last row goes on in them.
     Kernels whose self-test fails run all the same, but every answer's numeric print says that they are not
     deterministic.  Raises `OptionError` where the KV memory does not hold one page of each cache group, the weights
@@ -90,6 +92,7 @@ def load_engine(model: ModelFolder, settings: EngineSettings, content: str, cach
                              cache=cache, kv_dtype=settings.kv_dtype)
     # Before the weights: what it packs is not in memory beside them.
     test = check_invariance(kernels, shapes.cut() if settings.weight_memory else shapes)
+    settings = fitted_batches(model.config, kernels, settings, cache)
     weights, stream = _load_weights(model.path, kernels, settings.weight_memory, cache)
     settle_threads(kernels)
     for failure in test.failures:

@@ -13,9 +13,10 @@ import mmap
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.engine.layer_times import measure_passes
@@ -23,13 +24,16 @@ from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
 from batchgen_beam.errors import FatalError, OptionError
 from batchgen_beam.kernels.choice import machine_digest, settle_threads
+from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.name_tables import expected_parameters
 from batchgen_beam.weights.packed_format import DamagedCopy
 from batchgen_beam.weights.random_model import random_model
+from batchgen_beam.weights.weight_needs import WeightNeeds, weight_needs
 
-__all__ = ["head_dtype", "machine_times"]
+__all__ = ["disk_rate", "head_dtype", "machine_times", "remember", "remembered_times", "run_needs"]
 
 LOG = logging.getLogger(__name__)
 
@@ -55,19 +59,35 @@ def head_dtype(kernels: KernelSet) -> str:
     return "float32" if torch_set else str(kernels.dtype).removeprefix("torch.")
 
 
+def run_needs(config: ModelConfig, kernels: KernelSet) -> WeightNeeds:
+    """What a run's weights need in memory, from the configuration alone."""
+    parameters = {parameter.name: parameter for parameter in expected_parameters(config)}
+    return weight_needs(config, parameters, kernels, packing_of(kernels))
+
+
 def machine_times(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Path) -> MachineTimes:
     """The times of each kind of layer of `load`, which is the configuration's.
 
     Read from `cache` where they were measured before, for the same machine, model, kernels and threads.
     """
-    place = cache / f"layer-times-{_digest(load, kernels)}.json"
-    try:
-        return MachineTimes.from_json(json.loads(place.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    known = remembered_times(load, kernels, cache)
+    if known is not None:
+        return known
     found = _measure(config, load, kernels, cache)
-    _remember(place, found)
+    remember(_place(load, kernels, cache), found.to_json())
     return found
+
+
+def remembered_times(load: ModelLoad, kernels: KernelSet, cache: Path) -> MachineTimes | None:
+    """What `machine_times` has left in `cache`; None where that is nothing."""
+    try:
+        return MachineTimes.from_json(json.loads(_place(load, kernels, cache).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _place(load: ModelLoad, kernels: KernelSet, cache: Path) -> Path:
+    return cache / f"layer-times-{_digest(load, kernels)}.json"
 
 
 def _digest(load: ModelLoad, kernels: KernelSet) -> str:
@@ -85,7 +105,7 @@ def _measure(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Pa
     found = measure_passes(model, kernels, kinds)
     more = config.vocab_size / rows
     head = replace(found.head, seconds=tuple(more * seconds for seconds in found.head.seconds))
-    return MachineTimes(kinds=found.kinds, head=head, combine=found.combine, disk=_disk_rate(cache))
+    return MachineTimes(kinds=found.kinds, head=head, combine=found.combine, disk=disk_rate(cache))
 
 
 def _enough(layers: Sequence[LayerLoad]) -> int:
@@ -99,7 +119,7 @@ def _enough(layers: Sequence[LayerLoad]) -> int:
     return len(layers)
 
 
-def _disk_rate(folder: Path) -> float:
+def disk_rate(folder: Path) -> float:
     """Bytes/s of reading a file in `folder` past the system's memory of it."""
     place = folder / f".disk-rate-{uuid.uuid4().hex}.tmp"
     try:
@@ -132,11 +152,11 @@ def _read_seconds(place: Path) -> float:
         file.close()
 
 
-def _remember(place: Path, times: MachineTimes) -> None:
-    """A folder that can't be written is no fault: the next plan measures again."""
+def remember(place: Path, figures: Mapping[str, Any]) -> None:
+    """A folder that can't be written is no fault: whoever asks next measures again."""
     partial = place.with_name(f".{place.name}-{uuid.uuid4().hex}.tmp")
     try:
-        partial.write_text(json.dumps(times.to_json()))
+        partial.write_text(json.dumps(figures))
         partial.replace(place)
     except OSError as error:
         LOG.info("the times of this machine are not remembered: %s", error)

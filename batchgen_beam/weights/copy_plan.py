@@ -26,7 +26,7 @@ from batchgen_beam.weights.packing import Packing, Product
 from batchgen_beam.weights.parameter import Parameter
 from batchgen_beam.weights.quantized_storage import StoredTensor
 
-__all__ = ["CopyPlan"]
+__all__ = ["CopyPlan", "lay_area", "products_by_area"]
 
 _NO_CRC = "0" * 8
 """Where the content is not known yet."""
@@ -58,10 +58,7 @@ class CopyPlan:
 
     def by_area(self) -> dict[str, tuple[Product, ...]]:
         """Products in the order of use, by area."""
-        areas: dict[str, list[Product]] = {}
-        for product in self.products:
-            areas.setdefault(product.area, []).append(product)
-        return {name: tuple(products) for name, products in areas.items()}
+        return products_by_area(self.products)
 
     def headers(self) -> dict[int, PackedHeader]:
         """For each layer what its file will hold, without checksums."""
@@ -79,20 +76,30 @@ class CopyPlan:
         laid: list[Area] = []
         offset = 0
         for name, products in areas:
-            laid.append(self._area(name, products, offset))
+            laid.append(lay_area(name, products, self.packing, offset))
             offset += pages(laid[-1].size)
         stored = self.sources(product for _, products in areas for product in products)
         sources = tuple(SourceTensor(name=tensor.name, file=tensor.file.name, crc=_NO_CRC) for tensor in stored)
         return PackedHeader(source=self.source, packing=self.packing.name, dtype=str(self.dtype).removeprefix("torch."),
                             layer=layer, areas=tuple(laid), sources=sources)
 
-    def _area(self, name: str, products: Sequence[Product], offset: int) -> Area:
-        tensors: dict[str, PackedTensor] = {}
-        end = 0
-        for product in products:
-            for i, form in enumerate(self.packing.forms(product)):
-                tensor = PackedTensor(dtype=str(form.dtype).removeprefix("torch."), shape=form.shape,
-                                      offset=-(-end // LINE) * LINE)
-                tensors[f"{product.name}.{i}"] = tensor
-                end = tensor.offset + tensor.size
-        return Area(name=name, offset=offset, size=end, crc=_NO_CRC, tensors=tensors)
+
+def products_by_area(products: Iterable[Product]) -> dict[str, tuple[Product, ...]]:
+    """In their order, by area."""
+    areas: dict[str, list[Product]] = {}
+    for product in products:
+        areas.setdefault(product.area, []).append(product)
+    return {name: tuple(own) for name, own in areas.items()}
+
+
+def lay_area(name: str, products: Sequence[Product], packing: Packing, offset: int = 0) -> Area:
+    """The area of these products, which begins at `offset` of its file's areas."""
+    tensors: dict[str, PackedTensor] = {}
+    end = 0
+    for product in products:
+        for i, form in enumerate(packing.forms(product)):
+            tensor = PackedTensor(dtype=str(form.dtype).removeprefix("torch."), shape=form.shape,
+                                  offset=-(-end // LINE) * LINE)
+            tensors[f"{product.name}.{i}"] = tensor
+            end = tensor.offset + tensor.size
+    return Area(name=name, offset=offset, size=end, crc=_NO_CRC, tensors=tensors)

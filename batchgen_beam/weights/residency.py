@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from batchgen_beam.errors import OptionError
 
-__all__ = ["Residency", "Unit", "choose_residency", "streaming_order"]
+__all__ = ["Residency", "Unit", "choose_residency", "least_limit", "streaming_order"]
 
 LEAST_BUFFERS = 2
 """One in use, one on its way."""
@@ -70,11 +70,9 @@ def choose_residency(units: Sequence[Unit], *, limit: int, fixed: int, unpacked:
     `fixed` bytes are always in memory (embedding, head, norms); `unpacked`: a streamed unit in use takes its size once
     more.  An `OptionError` tells the numbers where no plan fits.
     """
-    ranked = sorted(units, key=lambda unit: (unit.rank is not None, unit.rank or 0, unit.layer, unit.name))
-    copies = 1 if unpacked else 0
-    kept = list(accumulate((unit.size for unit in ranked), initial=fixed))
-    largest = [*accumulate((unit.size for unit in reversed(ranked)), max, initial=0)][::-1]
-    least = [memory + (LEAST_BUFFERS + copies) * size for memory, size in zip(kept, largest, strict=True)]
+    ranked, copies = _ranked(units), int(unpacked)
+    kept, largest = _kept(ranked, fixed), _largest(ranked)
+    least = _least(kept, largest, copies)
     fitting = [count for count, memory in enumerate(least) if memory <= limit]
     if not fitting:
         count = min(range(len(least)), key=least.__getitem__)
@@ -89,6 +87,32 @@ def choose_residency(units: Sequence[Unit], *, limit: int, fixed: int, unpacked:
     return Residency(resident=frozenset(resident), streamed=frozenset(unit.name for unit in streamed), buffers=used,
                      buffer_bytes=buffer, fixed_bytes=fixed, resident_bytes=sum(resident.values()),
                      scratch_bytes=copies * buffer, streamed_bytes=sum(unit.size for unit in streamed))
+
+
+def least_limit(units: Sequence[Unit], *, fixed: int, unpacked: bool = False) -> int:
+    """The least `limit` that `choose_residency` has a plan for."""
+    ranked = _ranked(units)
+    return min(_least(_kept(ranked, fixed), _largest(ranked), int(unpacked)))
+
+
+def _ranked(units: Iterable[Unit]) -> list[Unit]:
+    """In the order in which they stay."""
+    return sorted(units, key=lambda unit: (unit.rank is not None, unit.rank or 0, unit.layer, unit.name))
+
+
+def _kept(ranked: Iterable[Unit], fixed: int) -> list[int]:
+    """Bytes in memory once the first 0, 1, ... units stay."""
+    return list(accumulate((unit.size for unit in ranked), initial=fixed))
+
+
+def _largest(ranked: Sequence[Unit]) -> list[int]:
+    """The largest of the units after the first 0, 1, ... ones."""
+    return [*accumulate((unit.size for unit in reversed(ranked)), max, initial=0)][::-1]
+
+
+def _least(kept: Iterable[int], largest: Iterable[int], copies: int) -> list[int]:
+    """Bytes of plans in which the first 0, 1, ... units stay and the others are streamed."""
+    return [memory + (LEAST_BUFFERS + copies) * size for memory, size in zip(kept, largest, strict=True)]
 
 
 def _wanted_buffers(room: int, size: int) -> int:

@@ -1,22 +1,19 @@
 """A model whose weights do not all fit into memory: planned, its packed copy made, resident weights read, the rest
 streamed.
 
-Owns the order of these steps.  Which products a model has is found by building it once from placeholders, so that no
-table beside the model says it.  Does not know architectures, kernels or flags.
+Owns the order of these steps.  Does not know architectures, kernels or flags.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor
 
 from batchgen_beam.models.interface import KernelSet, Model, PackedWeight
@@ -29,15 +26,14 @@ from batchgen_beam.weights.loader import TensorReader, build_model, load_model
 from batchgen_beam.weights.packed_copy import PackedCopy, make_copy
 from batchgen_beam.weights.packed_format import pages
 from batchgen_beam.weights.packing import Packing, Product
-from batchgen_beam.weights.residency import Residency, Unit, choose_residency, streaming_order
+from batchgen_beam.weights.residency import Residency, streaming_order
 from batchgen_beam.weights.tiers import Placeholders, TieredKernels, Tiers, adopted
+from batchgen_beam.weights.weight_needs import WeightNeeds, model_products, placeholder, weight_units
 from batchgen_beam.weights.weight_stream import StreamStats, WeightStream, area_tensors, page_memory
 
-__all__ = ["TieredModel", "load_tiered", "plan_copy", "weight_units"]
+__all__ = ["TieredModel", "load_tiered", "plan_copy"]
 
 LOG = logging.getLogger(__name__)
-
-_EXPERT = re.compile(r"\.experts\.(\d+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,47 +49,6 @@ class TieredModel:
         return None if self.stream is None else self.stream.stats()
 
 
-class _Recorder:
-    """A kernel set that packs nothing and remembers what it was asked to."""
-
-    def __init__(self, kernels: KernelSet, packing: Packing, placeholders: Placeholders) -> None:
-        self._kernels, self._packing, self._placeholders = kernels, packing, placeholders
-        self.products: list[Product] = []
-        self.exact_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-    def pack(self, weights: Sequence[Tensor], *, biases: Sequence[Tensor] | None = None) -> None:
-        product = self._placeholders.product(weights, biases)
-        if product is not None:
-            self.products.append(product)
-        else:
-            self.exact_bytes += sum(tensor.nbytes for tensor in (*weights, *(biases or ())))
-
-    def pack_head(self, weight_VD: Tensor) -> None:
-        self.exact_bytes += self._packing.exact_bytes(*weight_VD.shape)
-
-    def fuse(self, decoder: object) -> None:
-        del decoder
-
-
-def _products(facts: CheckpointFacts, kernels: KernelSet, packing: Packing) -> tuple[tuple[Product, ...], int]:
-    """What the model packs, in the order of use, and the bytes of all else that it keeps in memory."""
-    placeholders = Placeholders()
-    recorder = _Recorder(kernels, packing, placeholders)
-    model = build_model(facts.config, lambda name: _placeholder(placeholders, facts, name, kernels),
-                        cast(KernelSet, recorder))
-    kept = placeholders.kept_bytes()
-    del model
-    return tuple(recorder.products), kept + recorder.exact_bytes
-
-
-def _placeholder(placeholders: Placeholders, facts: CheckpointFacts, name: str, kernels: KernelSet) -> Tensor:
-    parameter = facts.parameters[name]
-    return placeholders.make(name, parameter.shape, torch.float32 if parameter.exact else kernels.dtype)
-
-
 def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: int, cache: Path) -> TieredModel:
     """The model in `folder`, with at most `limit` bytes of weights in memory.
 
@@ -104,9 +59,8 @@ def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: in
         OptionError: the limit is too low for any plan, or `cache` can't hold the copy.
     """
     facts = check_checkpoint(folder)
-    plan, fixed = plan_copy(facts, kernels, packing)
-    units = weight_units(plan)
-    residency = choose_residency(units, limit=limit, fixed=fixed, unpacked=packing.copies)
+    plan, needs = plan_copy(facts, kernels, packing)
+    residency = needs.residency(limit)
     LOG.info("weights: %s bytes in memory of --weight-memory=%s, %s bytes streamed in each step",
              *(f"{size:,}" for size in (residency.total_bytes, limit, residency.streamed_bytes)))
     if not residency.streamed:
@@ -114,28 +68,18 @@ def load_tiered(folder: Path, kernels: KernelSet, packing: Packing, *, limit: in
     copy = make_copy(plan, cache)
     return_freed()  # what the self-test of kernels took, too
     resident = _load_resident(copy, residency, packing)
-    order = [unit for unit in streaming_order(units) if unit.name in residency.streamed]
+    order = [unit for unit in streaming_order(needs.units) if unit.name in residency.streamed]
     stream = WeightStream(copy, order, buffers=residency.buffers, buffer_bytes=residency.buffer_bytes)
     model = _build(facts, kernels, Tiers(packing, resident, stream), plan.products)
     return TieredModel(model=model, residency=residency, stream=stream)
 
 
-def plan_copy(facts: CheckpointFacts, kernels: KernelSet, packing: Packing) -> tuple[CopyPlan, int]:
-    """What a packed copy of the checkpoint holds, and the bytes of all else that the model keeps in memory."""
-    products, fixed = _products(facts, kernels, packing)
-    return CopyPlan(source=weights_identity(facts.folder), storage=repr(facts.config.quantization), packing=packing,
-                    dtype=kernels.dtype, products=products, tensors=facts.tensors, parameters=facts.parameters), fixed
-
-
-def weight_units(plan: CopyPlan) -> list[Unit]:
-    """What can be read at once: the areas of every layer's file."""
-    return [Unit(name=area.name, layer=layer, size=pages(area.size), rank=_rank(area.name))
-            for layer, header in plan.headers().items() for area in header.areas]
-
-
-def _rank(area: str) -> int | None:
-    expert = _EXPERT.search(area)
-    return int(expert[1]) if expert else None
+def plan_copy(facts: CheckpointFacts, kernels: KernelSet, packing: Packing) -> tuple[CopyPlan, WeightNeeds]:
+    """What a packed copy of the checkpoint holds, and what the model needs in memory."""
+    products, fixed = model_products(facts.config, facts.parameters, kernels, packing)
+    plan = CopyPlan(source=weights_identity(facts.folder), storage=repr(facts.config.quantization), packing=packing,
+                    dtype=kernels.dtype, products=products, tensors=facts.tensors, parameters=facts.parameters)
+    return plan, WeightNeeds(units=tuple(weight_units(products, packing)), fixed=fixed, unpacked=packing.copies)
 
 
 def _load_resident(copy: PackedCopy, residency: Residency, packing: Packing) -> dict[Product, PackedWeight]:
@@ -161,7 +105,7 @@ def _build(facts: CheckpointFacts, kernels: KernelSet, tiers: Tiers, products: S
     with TensorReader(plain, facts.parameters, kernels.dtype, kernels.device) as reader:
         def get(name: str) -> Tensor:
             if name in packed:
-                return _placeholder(placeholders, facts, name, kernels)
+                return placeholder(placeholders, facts.parameters[name], kernels)
             return reader.get(name)
 
         model = build_model(facts.config, get, cast(KernelSet, tiered))

@@ -109,3 +109,17 @@ def test_no_schedule_is_shorter_than_its_bound() -> None:
                   for _ in range(draw.randint(1, 5))]
         head = draw.random()
         assert seconds(layers, head, buffers) >= least_seconds(layers, head, buffers) - 1e-9
+
+
+def test_attention_of_its_own_piece_waits_for_it() -> None:
+    """With two buffers the third layer's attention is read once the first has been used; resources work in between."""
+    work = [LayerWork(attention=1.0, attention_read=3.0, feed_forward=0.5)] * 3
+    timeline = schedule(pass_tasks(work, 0.0, 2))
+    starts = timeline.starts
+    assert [starts[f"000{layer}.attention.0000"] for layer in range(3)] == [3.0, 6.0, 9.0]
+    assert starts["0002.fetch"] == 6.0
+    assert timeline.busy[Resource.DISK] == 9.0
+    assert least_seconds(work, 0.0, 2) == 9.0
+    one = schedule(pass_tasks(work, 0.0, 1)).starts
+    assert one["0001.fetch"] == one["0000.attention.0000"] + 1.0
+    assert least_seconds(work, 0.0, 1) == 12.0

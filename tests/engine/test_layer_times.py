@@ -107,7 +107,7 @@ def test_each_kind_takes_what_its_layers_took() -> None:
     model = WorkingModel(clock, price, spec())
     found = measure_passes(model, TorchKernels(torch.float32), [[0, 2], [1]], clock=clock)
     for factor, times in zip((1, 3), found.kinds, strict=True):
-        assert times.decode.contexts == (1.0, 501.0)
+        assert times.decode.contexts == (32.0, 532.0)
         assert times.prompt.contexts == (125.0, 625.0)
         for past, curve in zip((0, 500), times.decode.curves, strict=True):
             assert curve.tokens == ROWS
@@ -120,6 +120,27 @@ def test_each_kind_takes_what_its_layers_took() -> None:
             [factor * 2 * price * one for one in times.feed_forward.tokens], rel=1e-6)
     assert found.head.seconds == pytest.approx([0.0009765625] * len(ROWS))
     assert found.combine == 0.0
+
+
+class PagedLayer(WorkingLayer):
+    """A layer whose attention takes `price` for each token and page that it sees some of."""
+
+    def attention(self, x: LayerState, view: BatchView, index: int) -> LayerState:
+        pages = 1 + int(view.positions_T[-1]) // PAGE_TOKENS
+        self._view = view
+        self._clock.take(self._price * len(x.hidden_TD) * pages, f"attention {id(self)}", view, len(x.hidden_TD))
+        return x
+
+
+def test_whole_pages_that_are_read_are_spread_over_all_lengths() -> None:
+    """Of 1 to 512 tokens of a row, each as likely as the others, the mean is what the lines between say."""
+    clock = Work()
+    model = WorkingModel(clock, 2.0**-20, spec())
+    model.layers, model.context_limit = [PagedLayer(clock, 2.0**-20, spec())], 4096
+    decode = measure_passes(model, TorchKernels(torch.float32), [[0]], clock=clock).kinds[0].decode
+    lengths = range(1, 513)
+    mean = sum(8 * 2.0**-20 * -(-length // PAGE_TOKENS) for length in lengths) / len(lengths)
+    assert sum(decode.at(8, length) for length in lengths) / len(lengths) == pytest.approx(mean, rel=0.03)
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])

@@ -52,6 +52,19 @@ def test_what_keys_and_values_are_kept_in_is_told(tmp_path: Path, capsys: pytest
     assert formats_of(kernels) == ("float32", kv_dtype)
 
 
+def test_weights_are_streamed_under_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a run: the packed copy is made, the table has the same lines, and too low a limit is refused."""
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = ["bench", str(model), "--rows=2", "--context=80", f"--model-cache={tmp_path}", "--kernels=torch",
+             "--dtype=float32"]
+    assert main([*flags, "--weight-memory=1"]) == USER_ERROR
+    least = int(re.findall(r"at least ([\d,]+) bytes", capsys.readouterr().err)[0].replace(",", ""))
+    assert main([*flags, f"--weight-memory={least}"]) == OK
+    assert list(tmp_path.glob("packed-*/layer-*.packed"))
+    _, header, two, prompts = lines(capsys)
+    assert (two[0], len(two), prompts[0]) == ("2", len(header), "prompts:")
+
+
 @NEEDS_NATIVE
 @pytest.mark.smollm2
 def test_native_kernels_tell_their_parts(smollm2_folder: Path, tmp_path: Path,

@@ -114,14 +114,14 @@ def test_a_disk_that_can_not_be_timed_is_named(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.touch()
     with pytest.raises(OptionError, match=f"--model-cache: the disk under {place} can't be timed"):
-        module._disk_rate(place)
+        module.disk_rate(place)
 
 
 def test_a_disk_without_direct_reading_is_timed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where opening worked and reading is what is refused, as it is here by pieces that are no pages."""
     monkeypatch.setattr(module, "DISK_PIECE", 1000)
     monkeypatch.setattr(module, "DISK_BYTES", 10_000)
-    assert module._disk_rate(tmp_path) > 0
+    assert module.disk_rate(tmp_path) > 0
     assert not list(tmp_path.iterdir())
 
 

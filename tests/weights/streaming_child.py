@@ -14,7 +14,7 @@ from batchgen_beam.kernels.choice import choose_kernels
 from batchgen_beam.kernels.packing import packing_of
 from batchgen_beam.kernels.self_test import AttentionShape, ModelShapes, check_invariance
 from batchgen_beam.records import Prompt, RowKey, SamplingParams, token_array
-from batchgen_beam.settings import EngineSettings
+from batchgen_beam.settings import BATCHES, EngineSettings
 from batchgen_beam.transforms.engine_loader import load_engine
 from batchgen_beam.transforms.model_folder import ModelSource
 from batchgen_beam.weights.checkpoint import check_checkpoint
@@ -62,4 +62,5 @@ def main(source: ModelSource, settings: EngineSettings) -> None:
 
 if __name__ == "__main__":
     main(ModelSource(model=sys.argv[1], model_cache=sys.argv[2], clock=datetime(2026, 1, 1, tzinfo=UTC)),
-         EngineSettings(kernels=sys.argv[3], threads=1, weight_memory=int(sys.argv[4]), kv_memory=1 << 22, max_rows=8))
+         EngineSettings(kernels=sys.argv[3], threads=1, weight_memory=int(sys.argv[4]), kv_memory=1 << 22,
+                        left_open=BATCHES))

@@ -20,7 +20,7 @@ from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.packed_copy import PackedCopy, make_copy
 from batchgen_beam.weights.packed_format import DamagedCopy
 from batchgen_beam.weights.residency import Unit, streaming_order
-from batchgen_beam.weights.tiered_loader import plan_copy, weight_units
+from batchgen_beam.weights.tiered_loader import plan_copy
 from batchgen_beam.weights.weight_stream import WeightStream
 from tests.models.tiny import TINIES, random_model
 
@@ -42,9 +42,9 @@ class Rig:
 
     def __init__(self, folder: Path, cache: Path, *, buffers: int,
                  open_file: Callable[[Path], DirectFile] = DirectFile) -> None:
-        plan, _ = plan_copy(check_checkpoint(folder), KERNELS, packing_of(KERNELS))
+        plan, needs = plan_copy(check_checkpoint(folder), KERNELS, packing_of(KERNELS))
         self.copy: PackedCopy = make_copy(plan, cache)
-        self.order = streaming_order(weight_units(plan))
+        self.order = streaming_order(needs.units)
         self.largest = max(unit.size for unit in self.order)
         self.stream = WeightStream(self.copy, self.order, buffers=buffers, buffer_bytes=self.largest,
                                    open_file=open_file)
