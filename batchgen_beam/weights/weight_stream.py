@@ -27,21 +27,12 @@ from batchgen_beam.errors import FatalError
 from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.packed_copy import PackedCopy
 from batchgen_beam.weights.packed_format import Area, pages
+from batchgen_beam.weights.page_memory import page_memory
 from batchgen_beam.weights.residency import Unit
 
-__all__ = ["StreamStats", "WeightStream", "area_tensors", "page_memory"]
+__all__ = ["StreamStats", "WeightStream", "area_tensors"]
 
 LOG = logging.getLogger(__name__)
-
-_HUGE = 2 << 20
-
-
-def page_memory(size: int) -> mmap.mmap:
-    """So many zero bytes that begin at a page, in huge pages where the system has any."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def area_tensors(memory: mmap.mmap, area: Area) -> dict[str, Tensor]:
@@ -53,8 +44,7 @@ def area_tensors(memory: mmap.mmap, area: Area) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStats:
-    """What a stream has done so far.  `unused_bytes` were read ahead in vain; `waited_seconds` are the caller's;
-    `direct_files` of `files` are read without the page cache."""
+    """What a stream has done so far.  `unused_bytes` were read ahead in vain; `waited_seconds` are the caller's."""
 
     read_bytes: int
     read_units: int
@@ -62,8 +52,6 @@ class StreamStats:
     waited_seconds: float
     read_seconds: float
     buffer_bytes: int
-    files: int
-    direct_files: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -155,8 +143,7 @@ class WeightStream:
         return StreamStats(
             read_bytes=self._read_bytes, read_units=self._read_units, unused_bytes=self._unused_bytes,
             waited_seconds=self._waited, read_seconds=self._read_seconds,
-            buffer_bytes=self._buffers * self._buffer_bytes, files=len(self._files),
-            direct_files=sum(file.direct for file in self._open.values()))
+            buffer_bytes=self._buffers * self._buffer_bytes)
 
     def check_integrity(self) -> None:
         """Every buffer is in one place, and none is lost."""
