@@ -38,9 +38,7 @@ def remembered(place: Path, find_out: Callable[[], T], *, to_json: Callable[[T],
         return _read(place, from_json)
     except OSError as error:
         LOG.info("%s is not remembered: %s", place.name, error)
-    except (ValueError, KeyError, TypeError):
-        LOG.info("%s is broken again", place)
-    return found
+        return found
 
 
 def _read(place: Path, from_json: Callable[[Any], T]) -> T:

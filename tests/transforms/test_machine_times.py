@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,16 +67,18 @@ def test_other_threads_and_other_models_are_measured_anew(mixtral: ModelConfig, 
     torch.set_num_threads(2)
     machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
     assert len(files(tmp_path)) == 3
-    broken = files(tmp_path)[0]
-    for text in ("", "{}", '{"kinds": 3, "head": 1, "combine": 1, "disk": 1}'):
-        broken.write_text(text)
-        torch.set_num_threads(1)
-        machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
-        machine_times(wider, load_of(wider), kernels, tmp_path)
-        torch.set_num_threads(2)
-        machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
-        MachineTimes.from_json(json.loads(broken.read_text()))
+    broken = tmp_path / f"layer-times-{times_digest(load_of(mixtral), kernels)}.json"
+    broken.write_text('{"kinds": 3, "head": 1, "combine": 1, "disk": 1}')
+    found = machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+    assert found == MachineTimes.from_json(json.loads(broken.read_text()))
     assert len(files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("broken", [[], {}, {"kinds": 3, "head": 1, "combine": 1, "disk": 1}, {"kinds": [{}]}])
+def test_what_is_no_times_is_told_apart(broken: Any) -> None:
+    """By an error that `remembered` knows."""
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        MachineTimes.from_json(broken)
 
 
 @NEEDS_NATIVE
