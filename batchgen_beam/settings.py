@@ -52,6 +52,9 @@ KV_DTYPES = ("auto", "int8")
 KERNELS = ("auto", "native", "torch")
 """Kernel sets by name; `auto` is native where it can be, else torch."""
 
+MOST_TAIL_PROCESSES = 64
+"""Far more than pays; each is a whole process with its part of the weights."""
+
 _ACCELERATOR = re.compile(r"type:[\w.-]+;count:[1-9]\d*(;[\w:.-]+)*", re.ASCII)
 
 
@@ -66,7 +69,8 @@ class EngineSettings:
     0 on the host turns that tier (HELD) off; so is `weight_memory`, under which weights that do not fit are streamed,
     which changes no bit either (0: all are in memory); `threads` 0 is one per core, `kv_memory` 0 a share of what is
     free, both found by whoever loads the engine; `max_context` (tokens) bounds prompt and answer below the model's own
-    limit; with `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
+    limit; `tail_processes` compute the last row together where that is faster (1: none), which changes no bit; with
+    `prefix_sharing`, full pages that several prompts begin with are computed and kept once; with
     `longest_first`, rows that may run longest are admitted first.
     """
 
@@ -83,6 +87,7 @@ class EngineSettings:
     kv_host_memory: int = 0
     weight_memory: int = 0
     max_context: int | None = None
+    tail_processes: int = 1
     prefix_sharing: bool = True
     longest_first: bool = True
 
@@ -95,10 +100,12 @@ class EngineSettings:
             raise OptionError(f"kernels {self.kernels!r} are unknown; use one of {', '.join(KERNELS)}")
         for name, least in (("threads", 0), ("max_rows", 1), ("step_tokens", 1), ("prefill_chunk", 0),
                             ("attention_batch", 0), ("expert_batch", 0), ("kv_memory", 0), ("kv_host_memory", 0),
-                            ("weight_memory", 0), ("max_context", 2)):
+                            ("weight_memory", 0), ("max_context", 2), ("tail_processes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+        if self.tail_processes > MOST_TAIL_PROCESSES:
+            raise OptionError(f"--tail-processes must be at most {MOST_TAIL_PROCESSES}, got {self.tail_processes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

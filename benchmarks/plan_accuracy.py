@@ -92,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = _config(given)
     load = ModelLoad.of(model_sizes(config), WeightForm(dtype="bfloat16"), "auto")
     with tempfile.TemporaryDirectory() as folder:
-        kernels = timed_kernels(config, kernels=given.kernels, threads=given.threads,
-                              cache=Path(folder))
+        kernels = timed_kernels(config, kernels=given.kernels, threads=given.threads, cache=Path(folder))
     cases = [(rows, batch) for rows in given.rows for batch in given.attention_batch if batch < rows]
     model = random_model(config, kernels, seed=1, room=UNBOUNDED)
     guesses, times = [], []

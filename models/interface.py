@@ -167,6 +167,10 @@ class KernelSet(Protocol):
     recompute: str
     wants_zero_pages: bool
 
+    @property
+    def threads(self) -> int:
+        """Threads that compute its operations."""
+
     def facts(self) -> Mapping[str, object]:
         """What decides the bits: device, instruction path, tile, library versions, threads."""
 

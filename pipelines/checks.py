@@ -28,6 +28,7 @@ from batchgen_beam.transforms.model_shapes import model_shapes
 from batchgen_beam.transforms.model_store import EVERYWHERE, IN_IMAGE, is_on_a_store, local_path
 from batchgen_beam.transforms.prints import TEMPLATE_CLOCK, content_print
 from batchgen_beam.transforms.rounds import check_rounds
+from batchgen_beam.transforms.tail_processes import refuse_tail_processes
 from batchgen_beam.weights.checkpoint import check_checkpoint
 
 __all__ = ["CheckedRun", "check_run"]
@@ -59,6 +60,7 @@ def check_run(request: RunRequest, runner: RunnerFacts, *, now: datetime, progre
     model = _open_model(source, request)
     _check_messages(plan, request, model)
     refuse_kv_dtype(request.engine.kv_dtype, model_shapes(model.config))
+    refuse_tail_processes(request.engine, model.config)
     fingerprint = content_print(model, request.defaults, dtype=request.engine.dtype, kv_dtype=request.engine.kv_dtype,
                                 clock=source.clock.date().isoformat())
     if not request.new_fingerprint:

@@ -126,6 +126,8 @@ def _load(host: ProcessHost, streams: Streams) -> None:
     streams.note("loading the model")
     engine = host.engine()
     streams.note(f"model loaded in {engine.load_seconds:.1f} s, {engine.loaded.kernels} kernels")
+    if engine.loaded.tail is not None:
+        streams.note(engine.loaded.tail.verdict)
     longest, limit = engine.loaded.longest_row, engine.loaded.context_limit
     if longest < limit:
         streams.note(f"the KV memory holds {longest} tokens of one row, the context limit is {limit}: rows that may "

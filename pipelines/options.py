@@ -155,6 +155,8 @@ OPTIONS = (
     Option("--weight-memory", parse_size, "memory for weights; what does not fit is streamed from a packed copy in "
            "--model-cache; 0: all in memory", "SIZE", 0),
     Option("--max-context", _integer, "prompt + answer tokens of a row; default: the model's limit", "N"),
+    Option("--tail-processes", _integer, "processes that compute a worker's last row together where a timing says that "
+           "it is done sooner; 1: off", "N", 1),
     Option("--temperature", _real, "where a row has none; default: the model's generation_config.json, else 1", "X"),
     Option("--top-k", _integer, "where a row has none; 0: off", "N"),
     Option("--top-p", _real, "where a row has none", "X"),

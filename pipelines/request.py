@@ -73,7 +73,7 @@ class RunRequest:
 
 def _engine(options: BatchgenOptions) -> EngineSettings:
     names = ("dtype", "kv_dtype", "kernels", "threads", "max_rows", "step_tokens", "prefill_chunk", "attention_batch",
-             "expert_batch", "kv_host_memory", "weight_memory", "max_context")
+             "expert_batch", "kv_host_memory", "weight_memory", "max_context", "tail_processes")
     return EngineSettings(kv_memory=options.kv_memory or 0, **{name: getattr(options, name) for name in names})
 
 

@@ -73,6 +73,9 @@ def _speed(counts: Mapping[str, Any], figures: ProgressSample) -> Iterator[str]:
                f"({100 * busy:.0f} % of the time from its first row to its last step), "
                f"mean batch fill {100 * figures.fill:.0f} % of {engine.capacity} rows, "
                f"{figures.kernels} kernels, model loaded in {figures.load_seconds / figures.engines:.1f} s")
+        if engine.split_rows:
+            yield (f"engine: {engine.split_rows} last rows went on in several processes, which generated "
+                   f"{engine.split_tokens} of their tokens")
         if not figures.deterministic:
             yield "engine: NOT deterministic on this machine, its self-test failed (see the log)"
 

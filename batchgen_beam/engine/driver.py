@@ -11,17 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.mailbox import Mailbox
 from batchgen_beam.engine.stats import EngineStats
 from batchgen_beam.errors import EngineError
 from batchgen_beam.records import Answer, ContinuationRecord, EngineRow, Prompt
 
-__all__ = ["Driver", "ForgetfulRecorder", "Recorder"]
+__all__ = ["Driver", "ForgetfulRecorder", "Recorder", "SteppedEngine"]
 
 QUEUE_FACTOR = 2
 """Rows that may wait for a slot, as a multiple of the slots; more is congestion."""
@@ -58,6 +57,31 @@ class Recorder(Protocol):
         ...
 
 
+class SteppedEngine(Protocol):
+    """What a driver steps; `Engine` says what each of these does."""
+
+    def submit(self, row: EngineRow) -> None:
+        """Queue a row."""
+
+    def step(self) -> bool:
+        """One step; False when there is nothing to do."""
+
+    def poll(self) -> list[Answer]:
+        """Answers since the last call."""
+
+    def suspend(self, keys: Iterable[str]) -> list[ContinuationRecord]:
+        """These rows leave."""
+
+    def suspend_all(self) -> list[ContinuationRecord]:
+        """All rows leave."""
+
+    def checkpoint(self, seconds: float) -> list[ContinuationRecord]:
+        """Records that are due."""
+
+    def stats(self) -> EngineStats:
+        """A reading."""
+
+
 class ForgetfulRecorder:
     """Keeps nothing: for engines whose answers need not outlive them."""
 
@@ -80,7 +104,7 @@ class ForgetfulRecorder:
 class Driver:
     """Steps an engine in a daemon thread; every method may be called from any thread."""
 
-    def __init__(self, engine: Engine, recorder: Recorder | None = None, *,
+    def __init__(self, engine: SteppedEngine, recorder: Recorder | None = None, *,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._recorder: Recorder = recorder or ForgetfulRecorder()
@@ -198,6 +222,11 @@ class Driver:
 
     def _crowded(self) -> bool:
         return len(self._inbox) + self._stats.queued >= QUEUE_FACTOR * self._stats.capacity
+
+    def may_refill(self) -> bool:
+        """Whether rows may still come to the engine; the engine's thread asks, between two steps."""
+        with self._mutex:
+            return bool(self._inbox or self._lonely) or any(mailbox.feeding for mailbox in self._lanes.values())
 
     def unanswered(self) -> int:
         """Rows of all lanes that the engine has or will get."""

@@ -309,6 +309,13 @@ class Engine:
 
     # What there is
 
+    def last_row(self) -> tuple[RowSequence, int] | None:
+        """The only row that there is, while it decodes, and its context (tokens)."""
+        if len(self._live.rows) != 1 or len(self._queue):
+            return None
+        (row,) = self._live.rows.values()
+        return (row, int(self._table.context[self._live.slot_of[row.seq_id]])) if row.status is Status.DECODE else None
+
     def stats(self) -> EngineStats:
         """A reading of the sums and of what is under way."""
         sums = {item.name: getattr(self._count, item.name) for item in fields(Counters)}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 
 from batchgen_beam.engine.batch import PackedBatch
 from batchgen_beam.engine.budget import PageBudget, page_budget
-from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.executor import Executor, MakeExecutor
 from batchgen_beam.engine.kv_pool import PageCopy
 from batchgen_beam.engine.primitives import SubBatching
@@ -29,18 +27,11 @@ from batchgen_beam.models.caches import GroupKey
 from batchgen_beam.models.interface import KernelSet, Model, Scores
 from batchgen_beam.settings import EngineSettings
 
-__all__ = ["MakeEngine", "Receiving", "Sending", "follow", "leading"]
+__all__ = ["Receiving", "Sending", "follow", "leading"]
 
 _END = pickle.dumps(None)
 _COMMANDS: dict[str, Callable[..., Any]] = {"clear": Executor.clear, "copy": Executor.copy,
                                             "forward": Executor.forward}
-
-
-class MakeEngine(Protocol):
-    """An engine of which only the executor is left open."""
-
-    def __call__(self, *, make_executor: MakeExecutor) -> Engine:
-        """With executors made so."""
 
 
 class Sending(Protocol):
@@ -64,14 +55,15 @@ class Receiving(Protocol):
 
 
 @contextmanager
-def leading(make_engine: MakeEngine, others: Sending) -> Iterator[Engine]:
-    """An engine whose executor's commands every process carries out; the others' work ends with this context.
+def leading(model: Model, kernels: KernelSet, settings: EngineSettings, others: Sending) -> Iterator[MakeExecutor]:
+    """For engines of this model and these settings: an executor whose commands every process carries out.
 
-    Its settings' `kv_memory` is that of all processes together: each keeps its heads of every page.
+    All engines get the same one and take turns, each left without rows; the others' work ends with this context.
+    `kv_memory` is that of all processes together: each keeps its heads of every page.
     """
-    engine = make_engine(make_executor=partial(_LeadingExecutor, others))
+    executor = _LeadingExecutor(others, model, kernels, page_budget(model, settings), SubBatching.of(settings))
     others.meet()
-    yield engine
+    yield lambda *_: executor
     others.send(_END)
 
 

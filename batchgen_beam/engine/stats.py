@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from batchgen_beam.errors import ErrorCode
 
@@ -58,7 +60,8 @@ class EngineStats(Counters):
     """A reading: a copy of the sums, and what is under way now.
 
     `fed_steps` are the steps during which some lane still had rows to submit, `fed_row_steps` their rows, `lanes_peak`
-    the most lanes with rows under way at once; only a driver knows them.
+    the most lanes with rows under way at once; only a driver knows them.  `split_rows` went on in several processes,
+    where `split_tokens` were generated; only a `TailEngine` knows them.
     """
 
     queued: int
@@ -71,6 +74,17 @@ class EngineStats(Counters):
     fed_steps: int = 0
     fed_row_steps: int = 0
     lanes_peak: int = 0
+    split_rows: int = 0
+    split_tokens: int = 0
+
+    def with_work_of(self, other: EngineStats) -> EngineStats:
+        """Both engines' sums and what both have under way, as one engine's of this capacity and time span."""
+        tables: dict[str, Any] = {name: dict(Counter(getattr(self, name)) + Counter(getattr(other, name)))
+                                  for name in ("failures", "restarts")}
+        kept = {*tables, "span_seconds", "capacity", "pages_total", "lanes_peak"}
+        sums = {item.name: getattr(self, item.name) + getattr(other, item.name)
+                for item in fields(EngineStats) if item.name not in kept}
+        return replace(self, **tables, **sums)
 
     @property
     def fill(self) -> float:

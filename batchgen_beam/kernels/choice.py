@@ -26,7 +26,7 @@ from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
 
-__all__ = ["ISA", "TIMED", "choose_kernels", "machine_digest", "refuse_kv_dtype"]
+__all__ = ["ISA", "TIMED", "choose_kernels", "machine_digest", "refuse_kv_dtype", "settle_threads"]
 
 LOG = logging.getLogger(__name__)
 
@@ -43,6 +43,13 @@ def refuse_kv_dtype(kv_dtype: str, shapes: ModelShapes) -> None:
     """`OptionError` for another than `auto` where the model keeps no keys and values."""
     if kv_dtype != "auto" and not shapes.attention:
         raise OptionError(f"--kv-dtype={kv_dtype}: the model keeps no keys and values; use --kv-dtype=auto")
+
+
+def settle_threads(kernels: KernelSet) -> None:
+    """Leave torch one thread where the kernel set has its own: what torch still computes is little, and its threads
+    spin for a while after each operation on the cores that those of the set need.  Once the weights are loaded."""
+    if kernels.name == NativeKernels.name:
+        torch.set_num_threads(1)
 
 
 def choose_kernels(dtype: torch.dtype, shapes: ModelShapes, *, wanted: str, threads: int, cache: Path,

@@ -17,7 +17,7 @@ __all__ = ["EMULATED_PATHS", "HALF_PATHS", "ON_REQUEST_PATHS", "PARTS", "PATHS",
            "Cache", "Decoder", "DecoderLayer", "Expert", "Experts", "Result", "Sampling", "Weight", "absence",
            "arithmetic", "library", "open_library"]
 
-INTERFACE = 5
+INTERFACE = 6
 
 PATHS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Instruction paths, each a step up from the one before."""
@@ -115,11 +115,11 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
     "bg_packed_bytes": (c_int64, [c_void_p, c_int64, c_int64]),
     "bg_pack": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "bg_linear": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), c_int, c_void_p]),
-    "bg_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
-    "bg_swiglu": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
-    "bg_rope": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "bg_append_keys": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
-    "bg_append_values": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_norm": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
+    "bg_swiglu": (c_int, [c_void_p, c_int, c_void_p, c_int64, c_int64, c_void_p]),
+    "bg_rope": (c_int, [c_void_p, c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "bg_append_keys": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
+    "bg_append_values": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), c_void_p]),
     "bg_attention": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Batch), POINTER(Attention), POINTER(Cache),
                             c_void_p]),
     "bg_head": (c_int, [c_void_p, c_int, c_void_p, c_int64, POINTER(Weight), POINTER(Result)]),
@@ -130,8 +130,8 @@ _SIGNATURES: dict[str, tuple[type[object] | None, list[type[object]]]] = {
 }
 
 
-_FALLIBLE = ("bg_linear", "bg_append_keys", "bg_append_values", "bg_attention", "bg_head", "bg_sample",
-             "bg_run_experts", "bg_forward")
+_FALLIBLE = ("bg_linear", "bg_norm", "bg_swiglu", "bg_rope", "bg_append_keys", "bg_append_values", "bg_attention",
+             "bg_head", "bg_sample", "bg_run_experts", "bg_forward")
 """Functions that return whether they did their work."""
 
 _DONE, _NO_MEMORY, _NO_THREAD = 0, 1, 2

@@ -146,8 +146,8 @@ class NativeKernels:
         """`x / sqrt(mean(x^2) + eps) * weight`, float32 inside, rounded once."""
         x_TD, weight_D = self._row_major(x_TD), self._row_major(weight_D)
         out_TD = torch.empty_like(x_TD)
-        self._library.bg_norm(self._arithmetic, x_TD.data_ptr(), weight_D.data_ptr(), x_TD.shape[0], x_TD.shape[1],
-                              eps, out_TD.data_ptr())
+        self._library.bg_norm(self._arithmetic, self.threads, x_TD.data_ptr(), weight_D.data_ptr(), x_TD.shape[0],
+                              x_TD.shape[1], eps, out_TD.data_ptr())
         return out_TD
 
     def rope(self, x_THd: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class NativeKernels:
         x_THd = self._heads_together(x_THd)
         cos_Td, sin_Td = cos_Td.contiguous(), sin_Td.contiguous()
         out_THd = x_THd.new_empty(tokens, heads, size)
-        self._library.bg_rope(self._arithmetic, x_THd.data_ptr(), x_THd.stride(0), cos_Td.data_ptr(),
+        self._library.bg_rope(self._arithmetic, self.threads, x_THd.data_ptr(), x_THd.stride(0), cos_Td.data_ptr(),
                               sin_Td.data_ptr(), tokens, heads, size, out_THd.data_ptr())
         return out_THd
 
@@ -167,7 +167,7 @@ class NativeKernels:
         x_TN = self._row_major(gate_up_TN)
         tokens, inner = x_TN.shape[0], x_TN.shape[1] // 2
         out_TI = x_TN.new_empty(tokens, inner)
-        self._library.bg_swiglu(self._arithmetic, x_TN.data_ptr(), tokens, inner, out_TI.data_ptr())
+        self._library.bg_swiglu(self._arithmetic, self.threads, x_TN.data_ptr(), tokens, inner, out_TI.data_ptr())
         return out_TI
 
     def experts(self, x_TD: Tensor, routing: Routing, experts: Sequence[Expert], activation: Activation, *,
@@ -193,7 +193,8 @@ class NativeKernels:
         write = self._library.bg_append_keys if spec.name == "k" else self._library.bg_append_values
         batch = _Batch(view, spec.group)
         shape = _shape(spec, spec.shape[0])
-        write(self._arithmetic, values_TGd.data_ptr(), values_TGd.stride(0), batch.struct, shape, cache.data_ptr())
+        write(self._arithmetic, self.threads, values_TGd.data_ptr(), values_TGd.stride(0), batch.struct, shape,
+              cache.data_ptr())
 
     def attention(self, q_THd: Tensor, keys: tuple[CacheSpec, Tensor], values: tuple[CacheSpec, Tensor],
                   view: BatchView, scale: float, *, sinks_H: Tensor | None = None) -> Tensor:

@@ -69,6 +69,11 @@ class PartitionedKernels:
         self._inner = inner
         self._group = group
 
+    @property
+    def threads(self) -> int:
+        """Of the inner set."""
+        return self._inner.threads
+
     def facts(self) -> Mapping[str, object]:
         """Of the inner set."""
         return self._inner.facts()
@@ -91,9 +96,10 @@ class PartitionedKernels:
         return Columns(weight=packed, widths=self._widths(borders))
 
     def pack_head(self, weight_VD: Tensor) -> PackedWeight:
-        """This process's part of the vocabulary, or all of it where it is too small."""
+        """This process's part of the vocabulary, or all of it: where it is too small, and for the native set, which
+        finds the greatest and its log-probability as it goes, in an order that gathered logits do not have."""
         borders = deal(len(weight_VD), self._group.size, COLUMNS)
-        if not borders:
+        if not borders or not isinstance(self._inner, TorchKernels):
             return self._inner.pack_head(weight_VD)
         own = slice(borders[self._group.rank], borders[self._group.rank + 1])
         return Columns(weight=self._inner.pack_head(weight_VD[own]), widths=self._widths([borders]))
@@ -114,7 +120,10 @@ class PartitionedKernels:
         return self._gathered(self._inner.head(x_WD, weight.weight), weight)
 
     def scores(self, x_WD: Tensor, weight: PackedWeight, view: BatchView) -> Scores:
-        """Whole logits of all wanted tokens: the greatest of a part is not the greatest."""
+        """Of all wanted tokens, whole logits where the vocabulary is dealt: the greatest of a part is not the
+        greatest."""
+        if not isinstance(weight, Columns):
+            return self._inner.scores(x_WD, weight, view)
         return Scores.whole(self.head(x_WD, weight))
 
     def _gathered(self, own_TW: Tensor, weight: Columns) -> Tensor:

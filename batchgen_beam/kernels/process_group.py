@@ -72,6 +72,7 @@ class ProcessGroup:
             self._group = _GROUPS.ProcessGroupGloo(self._store, rank, place.size, options)
         except RuntimeError as error:
             raise self._loss(error, place.join) from error
+        self.meet()  # one that left before all others are connected would end their connecting
 
     def __enter__(self) -> Self:
         return self

@@ -64,6 +64,11 @@ class TorchKernels:
         self.recompute = "prefill" if self.device.type == "cpu" else "replay"
         self._workspace = Workspace()
 
+    @property
+    def threads(self) -> int:
+        """Torch's."""
+        return torch.get_num_threads()
+
     def facts(self) -> Mapping[str, object]:
         """What decides the bits."""
         return {
@@ -73,7 +78,7 @@ class TorchKernels:
             "version": KERNELS_VERSION,
             "torch": torch.__version__,
             "libc": " ".join(platform.libc_ver()),
-            "threads": torch.get_num_threads(),
+            "threads": self.threads,
             "dtype": str(self.dtype).removeprefix("torch."),
             **kv_facts(self.dtype, self.kv_dtype),
             "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",

@@ -85,7 +85,7 @@ class EngineHost:
         self._unreported = [seconds]
         self._reported = dict.fromkeys(ENGINE_WORK, 0)
         self._intakes: dict[tuple[int, int], LaneIntake] = {}
-        weakref.finalize(self, loaded.driver.close)
+        weakref.finalize(self, loaded.close)
 
     def intake(self, low: int, high: int) -> LaneIntake | None:
         """The intake of the lane of these key hashes; None where there is no journal."""

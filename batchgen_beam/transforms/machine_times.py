@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.engine.layer_times import measure_passes
 from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
-from batchgen_beam.kernels.choice import machine_digest
+from batchgen_beam.kernels.choice import machine_digest, settle_threads
 from batchgen_beam.kernels.remembered import remembered
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
@@ -59,7 +57,7 @@ def machine_times(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cach
 def times_digest(load: ModelLoad, kernels: KernelSet) -> str:
     """All that the times depend on, as a short digest."""
     facts = {"version": VERSION, "machine": machine_digest(), "kernels": dict(kernels.facts()), "model": asdict(load),
-             "threads": torch.get_num_threads()}
+             "threads": kernels.threads}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -67,6 +65,7 @@ def _measure(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Pa
     layers = load.layers[:layers_to_time(load.layers)]
     rows = min(config.vocab_size, VOCABULARY)
     model = random_model(replace(config, num_hidden_layers=len(layers), vocab_size=rows), kernels, seed=0, room=ROOM)
+    settle_threads(kernels)
     kinds = [[index for index, layer in enumerate(layers) if layer == kind] for kind in kinds_of(load.layers)]
     found = measure_passes(model, kernels, kinds)
     more = config.vocab_size / rows

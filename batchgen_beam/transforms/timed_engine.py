@@ -12,7 +12,7 @@ import torch
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.engine.engine import Engine
 from batchgen_beam.engine.stats import EngineFacts
-from batchgen_beam.kernels.choice import choose_kernels
+from batchgen_beam.kernels.choice import choose_kernels, settle_threads
 from batchgen_beam.models.interface import KernelSet, Model
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.model_shapes import model_shapes
@@ -24,8 +24,8 @@ def timed_kernels(config: ModelConfig, *, kernels: str, threads: int, cache: Pat
                   kv_dtype: str = "auto") -> KernelSet:
     """The kernel set that a run of the model would take; fixes the threads of this process."""
     torch.set_num_threads(threads)
-    return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels,
-                          threads=threads, cache=cache, kv_dtype=kv_dtype)
+    return choose_kernels(getattr(torch, dtype), model_shapes(config), wanted=kernels, threads=threads,
+                          cache=cache, kv_dtype=kv_dtype)
 
 
 def formats_of(kernels: KernelSet) -> tuple[str, str]:
@@ -36,5 +36,6 @@ def formats_of(kernels: KernelSet) -> tuple[str, str]:
 
 def timed_engine(model: Model, kernels: KernelSet, settings: EngineSettings) -> Engine:
     """An engine in which no token ends a row before its `max_tokens`."""
+    settle_threads(kernels)
     facts = EngineFacts(eos_ids=frozenset(), text_vocabulary=model.vocab_size, content_print="", numeric_print="")
     return Engine(model, kernels, settings, facts)

@@ -15,10 +15,11 @@ FLAGS = [
     "--input", "--output", "--model", "--model-cache", "--model-facts", "--chat-template", "--dtype",
     "--kv-dtype", "--kernels", "--threads", "--max-rows", "--step-tokens", "--prefill-chunk",
     "--attention-batch", "--expert-batch", "--kv-memory", "--kv-host-memory", "--weight-memory", "--max-context",
-    "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs", "--eos-ids", "--id-column",
-    "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns", "--ignore-columns",
-    "--accelerator", "--worker-ram", "--lanes", "--rounds", "--limit", "--allow-failures", "--retry-failed",
-    "--new-fingerprint", "--flush-interval", "--checkpoint-interval", "--compact-after", "--progress-interval",
+    "--tail-processes", "--temperature", "--top-k", "--top-p", "--max-tokens", "--seed", "--logprobs",
+    "--eos-ids", "--id-column", "--prompt-column", "--messages-column", "--token-ids-column", "--keep-columns",
+    "--ignore-columns", "--accelerator", "--worker-ram", "--lanes", "--rounds", "--limit", "--allow-failures",
+    "--retry-failed", "--new-fingerprint", "--flush-interval", "--checkpoint-interval", "--compact-after",
+    "--progress-interval",
 ]
 
 METRICS = [

@@ -175,6 +175,26 @@ def test_congested_caller_waits_for_room_not_for_its_own_rows() -> None:
         assert len(drain(rig, "busy")) == 12
 
 
+def test_rows_may_come_while_a_lane_feeds_or_rows_wait_outside() -> None:
+    """Once every lane has said that it has no more, and all rows have entered the engine, none will come."""
+    release = threading.Event()
+
+    def held(snapshot: Snapshot) -> Plan:
+        release.wait(20)
+        return schedule(snapshot)
+
+    with driver(held, max_rows=1) as rig:
+        rig.open_lane("lane")
+        assert rig.may_refill()
+        rig.fed("lane")
+        assert not rig.may_refill()
+        rig.submit("lane", rows("lane", 5))
+        assert rig.may_refill()
+        release.set()
+        drain(rig, "lane")
+        assert not rig.may_refill()
+
+
 def test_idle_driver_waits_and_close_ends_its_thread() -> None:
     """Without rows nothing is stepped; closing ends the thread, and later calls say so."""
     with driver() as rig:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ LARGER = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4
 
 FACTS = EngineFacts(eos_ids=frozenset({7}), text_vocabulary=300, content_print="tiny", numeric_print="here")
 SETTINGS = EngineSettings(dtype="float32", max_rows=6, step_tokens=128, prefill_chunk=48, kv_memory=1 << 24)
-PROMPTS = [prompt(f"row-{i}", (61, 3, 59, 70)[i % 4], max_tokens=8 + i, temperature=float(i % 2), logprobs=2)
+PROMPTS = [prompt(f"row-{i}", (61, 3, 59, 70)[i % 4], max_tokens=8 + i, temperature=float(i % 2), logprobs=i % 3)
            for i in range(5)]
+"""Greedy and drawn, with and without alternatives: kernel sets have several ways to a log-probability."""
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -58,24 +60,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def engine_of(case: Case, kernels: KernelSet, **more: Any) -> partial[Engine]:
-    """How a case's engine is made."""
-    return partial(Engine, load_model(case.folder, kernels), kernels, case.settings, FACTS, **more)
-
-
 def alone(case: Case) -> Engine:
     """The engine of one process."""
-    return engine_of(case, case.kernels())()
+    kernels = case.kernels()
+    return Engine(load_model(case.folder, kernels), kernels, case.settings, FACTS)
+
+
+@contextmanager
+def leader(case: Case, kernels: KernelSet, group: ProcessGroup, **more: Any) -> Iterator[Engine]:
+    """The engine that leads a group."""
+    model = load_model(case.folder, kernels)
+    with leading(model, kernels, case.settings, group) as executor:
+        yield Engine(model, kernels, case.settings, FACTS, make_executor=executor, **more)
 
 
 def in_partition(case: Case, folder: Path, size: int, work: Callable[[Engine], object], **more: Any) -> None:
     """`work` with the engine that leads `size` processes, all of which end well after it."""
     place = MeetingPlace(folder=folder, size=size, join=WAIT, answer=WAIT)
     with followers(case, place) as others:
-        with ProcessGroup(place, 0) as group:
-            kernels = DirtyKernels(case.kernels(), group)
-            with leading(engine_of(case, kernels, **more), group) as engine:
-                work(engine)
+        with ProcessGroup(place, 0) as group, leader(case, DirtyKernels(case.kernels(), group), group,
+                                                     **more) as engine:
+            work(engine)
         for process in others:
             process.join(WAIT)
         assert [process.exitcode for process in others] == [0] * (size - 1)
@@ -117,7 +122,7 @@ def test_every_process_clears_the_pages_that_rows_get(folders: dict[str, Path], 
         if group.rank:
             follow(load_model(case.folder, kernels), kernels, case.settings, group)
         else:
-            with leading(engine_of(case, kernels), group) as engine:
+            with leader(case, kernels, group) as engine:
                 run(engine, PROMPTS[:2])
         return kernels.dirty_pages()
 
@@ -150,12 +155,10 @@ def test_an_error_of_the_leader_ends_the_others_by_name(folders: dict[str, Path]
     case = case_of("llama float32 torch", folders)
 
     def lead() -> None:
-        with ProcessGroup(place, 0) as group:
-            kernels = DirtyKernels(case.kernels(), group)
-            with leading(engine_of(case, kernels), group) as engine:
-                engine.submit(PROMPTS[0])
-                engine.step()
-                raise MemoryError("no room for the next step")
+        with ProcessGroup(place, 0) as group, leader(case, DirtyKernels(case.kernels(), group), group) as engine:
+            engine.submit(PROMPTS[0])
+            engine.step()
+            raise MemoryError("no room for the next step")
 
     with followers(case, place) as (other,):
         with pytest.raises(MemoryError):
@@ -179,14 +182,12 @@ def test_a_lost_follower_ends_the_leader_by_name(fault: str | signal.Signals, me
     theirs = replace(case, folder=tmp_path / "p") if fault == "broken" else case
 
     def lead(pid: int) -> None:
-        with ProcessGroup(place, 0) as group:
-            kernels = DirtyKernels(case.kernels(), group)
-            with leading(engine_of(case, kernels), group) as engine:
-                engine.submit(PROMPTS[0])
-                engine.step()
-                if isinstance(fault, signal.Signals):
-                    os.kill(pid, fault)
-                finish(engine)
+        with ProcessGroup(place, 0) as group, leader(case, DirtyKernels(case.kernels(), group), group) as engine:
+            engine.submit(PROMPTS[0])
+            engine.step()
+            if isinstance(fault, signal.Signals):
+                os.kill(pid, fault)
+            finish(engine)
 
     with followers(theirs, place) as (other,):
         assert other.pid is not None

@@ -12,7 +12,7 @@ import torch
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.kernels import choice
-from batchgen_beam.kernels.choice import ISA, TIMED, choose_kernels
+from batchgen_beam.kernels.choice import ISA, TIMED, choose_kernels, settle_threads
 from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, arithmetic
 from batchgen_beam.kernels.native_set import NativeKernels
 from batchgen_beam.kernels.self_test import AttentionShape, ExpertShape, ModelShapes
@@ -42,6 +42,19 @@ def test_native_is_taken_where_it_can_be(tmp_path: Path) -> None:
     """`auto` and `native` give the native set, `torch` the torch set."""
     assert [chosen(tmp_path, wanted=wanted).name for wanted in ("auto", "native", "torch")] == [
         "native", "native", "torch"]
+
+
+def test_torch_keeps_one_thread_beside_a_set_with_its_own(tmp_path: Path) -> None:
+    """The native set computes on its own threads whatever torch has; the torch set on torch's, which it keeps."""
+    before = torch.get_num_threads()
+    try:
+        for wanted, left in (("torch", 2), ("native", 1)):
+            torch.set_num_threads(2)
+            kernels = chosen(tmp_path, wanted=wanted)
+            settle_threads(kernels)
+            assert (torch.get_num_threads(), kernels.threads) == (left, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def special(experts: ExpertShape | None = None, **keys: Any) -> ModelShapes:

@@ -95,6 +95,29 @@ def test_lines_follow_their_formulas(dtype: torch.dtype, path: str) -> None:
         assert not ((wrong - exact).abs() <= bound).all(), "another epsilon, side or angle would pass"
 
 
+def many_lines(kernels: NativeKernels) -> list[Tensor]:
+    """Norms, activations, rotations and appended entries of enough lines to be shared among threads."""
+    x, w, angle = normal(2100, 80, dtype=kernels.dtype), normal(80, seed=1, dtype=kernels.dtype), normal(2100, 20)
+    rows = [range(700), range(60, 1460)]
+    table_RP = tables([row.stop for row in rows], torch.Generator().manual_seed(1))
+    found = [kernels.rms_norm(x, w, 1e-5), kernels.swiglu(x), kernels.rope(x.view(-1, 2, 40), angle.cos(), angle.sin())]
+    for name in "kv":
+        spec = CacheSpec(name=name, kind=CacheKind.PAGED, shape=(5, 16), dtype=kernels.kv_dtype)
+        found.append(kernels.allocate(spec, table_RP.max() + 1, PAGE))
+        kernels.append(found[-1], x.view(-1, 5, 16), spec, view(rows, table_RP, spec.group))
+    return found
+
+
+@EACH
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["", "int8"])
+def test_many_lines_shared_among_threads_keep_their_bits(dtype: torch.dtype, path: str,
+                                                         kv_dtype: torch.dtype | None) -> None:
+    """One thread, two, three: the same bits, of which no line is left out."""
+    alone, two, three = (many_lines(native(dtype, path, threads, kv_dtype=kv_dtype)) for threads in (1, 2, 3))
+    for lines in (two, three):
+        assert all(torch.equal(shared, one) for shared, one in zip(lines, alone, strict=True))
+
+
 @EACH
 def test_activations_far_from_zero(dtype: torch.dtype, path: str) -> None:
     """A gate of minus hundreds gives zero or next to it, of plus hundreds itself; nothing overflows."""

@@ -7,16 +7,26 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from batchgen_beam.kernels.partitioned_set import Columns, PartitionedKernels, deal
 from batchgen_beam.kernels.torch_set import TorchKernels
-from batchgen_beam.models.interface import Activation, Expert, KernelSet, Routing
+from batchgen_beam.models.interface import (
+    Activation,
+    CacheKind,
+    CacheSpec,
+    Expert,
+    KernelSet,
+    Routing,
+    Scores,
+)
 from batchgen_beam.weights.loader import load_model
 from tests.kernels.partitions import in_partition
 from tests.kernels.sets import HIGHEST, NEEDS_NATIVE, native
+from tests.kernels.views import view
 from tests.models import tiny_llama
 from tests.models.paged import PagedRun
 from tests.models.tiny import TINIES, make_reference
@@ -120,6 +130,31 @@ def test_llama_on_the_native_set(dtype: torch.dtype, tmp_path: Path, folders: Ca
     for found in in_partition(tmp_path / "p", 2, lambda group: logits(
             folders("llama"), PartitionedKernels(native(dtype, HIGHEST[dtype]), group))):
         assert torch.equal(found, expected)
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_on_the_native_set(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Rows that need no logits get the native set's own log-probability of the greatest, which has another order of
+    sums than logits have; the others get their logits."""
+    generator = torch.Generator().manual_seed(9)
+    x_WD, weight_VD = torch.randn(64, 96, generator=generator).to(dtype), torch.randn(700, 96, generator=generator)
+    one = CacheSpec(name="k", kind=CacheKind.PAGED, shape=(1, 16), dtype=dtype)
+    batch = view([range(1)] * 64, torch.zeros(64, 1, dtype=torch.int64), one.group)
+    batch = replace(batch, whole_W=np.arange(64) % 3 == 0, eligible=650)
+
+    def work(kernels: KernelSet) -> Scores:
+        return kernels.scores(x_WD, kernels.pack_head(weight_VD), batch)
+
+    inner = native(dtype, HIGHEST[dtype])
+    expected = work(inner)
+    for found in in_partition(tmp_path / "p", 2, lambda group: work(PartitionedKernels(
+            native(dtype, HIGHEST[dtype]), group))):
+        assert torch.equal(found.logits_LV, expected.logits_LV)
+        assert found.line_W.tolist() == expected.line_W.tolist()
+        needless = found.line_W < 0
+        assert found.ids_W[needless].tolist() == expected.ids_W[needless].tolist()
+        assert found.logprobs_W[needless].tobytes() == expected.logprobs_W[needless].tobytes()
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

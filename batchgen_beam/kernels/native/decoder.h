@@ -91,11 +91,24 @@ namespace batchgen {
 
 void linear(const Arithmetic& a, int threads, const void* x, int64_t tokens, const bg_weight* parts, int count,
             void* out);
+// Line by line, each by one thread.
+void norm(const Arithmetic& a, int threads, const void* x, const void* weight, int64_t tokens, int64_t size,
+          float epsilon, void* out);
+void swiglu(const Arithmetic& a, int threads, const void* gate_up, int64_t tokens, int64_t inner, void* out);
+// Heads of `x` side by side, tokens `stride` apart; angles [tokens, size / 2]; out [tokens, heads, size].
+struct Angles {
+  const float *cosines, *sines;
+};
+struct Heads {
+  int64_t tokens, count, size;
+};
+void rope(const Arithmetic& a, int threads, const void* x, int64_t stride, const Angles& angles, const Heads& heads,
+          void* out);
 void attention(const Arithmetic& a, int threads, const void* q, int64_t stride, const bg_batch& batch,
                const bg_attention_shape& shape, const bg_cache& cache, void* out);
-void append_keys(const Arithmetic& a, const void* x, int64_t stride, const bg_batch& batch,
+void append_keys(const Arithmetic& a, int threads, const void* x, int64_t stride, const bg_batch& batch,
                  const bg_attention_shape& shape, void* cache);
-void append_values(const Arithmetic& a, const void* x, int64_t stride, const bg_batch& batch,
+void append_values(const Arithmetic& a, int threads, const void* x, int64_t stride, const bg_batch& batch,
                    const bg_attention_shape& shape, void* cache);
 void head(const Arithmetic& a, int threads, const void* x, int64_t tokens, const bg_weight& weight,
           const bg_result& result);

@@ -19,7 +19,7 @@ using namespace batchgen;
 
 namespace {
 
-constexpr int INTERFACE = 5;
+constexpr int INTERFACE = 6;
 
 // Where it is not DONE, no work was.
 enum Status { DONE, NO_MEMORY, NO_THREAD };
@@ -88,36 +88,29 @@ EXPORT int bg_linear(const Arithmetic* a, int threads, const void* x, int64_t to
   return guarded([&] { linear(*a, threads, x, tokens, parts, count, out); });
 }
 
-EXPORT void bg_norm(const Arithmetic* a, const char* x, const void* weight, int64_t tokens, int64_t size, float epsilon,
-                    char* out) {
-  const FloatState floats;
-  for (int64_t t = 0; t < tokens; t++) a->norm(x + t * size * a->item, weight, size, epsilon, out + t * size * a->item);
+EXPORT int bg_norm(const Arithmetic* a, int threads, const void* x, const void* weight, int64_t tokens, int64_t size,
+                   float epsilon, void* out) {
+  return guarded([&] { norm(*a, threads, x, weight, tokens, size, epsilon, out); });
 }
 
-EXPORT void bg_swiglu(const Arithmetic* a, const char* gate_up, int64_t tokens, int64_t inner, char* out) {
-  const FloatState floats;
-  for (int64_t t = 0; t < tokens; t++)
-    a->swiglu(gate_up + t * 2 * inner * a->item, inner, out + t * inner * a->item);
+EXPORT int bg_swiglu(const Arithmetic* a, int threads, const void* gate_up, int64_t tokens, int64_t inner, void* out) {
+  return guarded([&] { swiglu(*a, threads, gate_up, tokens, inner, out); });
 }
 
 // `x` has `stride` elements between tokens, the heads of one token side by side; `out` is [tokens, heads, size].
-EXPORT void bg_rope(const Arithmetic* a, const char* x, int64_t stride, const float* cosines, const float* sines,
-                    int64_t tokens, int64_t heads, int64_t size, char* out) {
-  const FloatState floats;
-  for (int64_t t = 0; t < tokens; t++)
-    for (int64_t h = 0; h < heads; h++)
-      a->rope(x + (t * stride + h * size) * a->item, cosines + t * size / 2, sines + t * size / 2, size / 2,
-              out + (t * heads + h) * size * a->item);
+EXPORT int bg_rope(const Arithmetic* a, int threads, const void* x, int64_t stride, const float* cosines,
+                   const float* sines, int64_t tokens, int64_t heads, int64_t size, void* out) {
+  return guarded([&] { rope(*a, threads, x, stride, {cosines, sines}, {tokens, heads, size}, out); });
 }
 
-EXPORT int bg_append_keys(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
+EXPORT int bg_append_keys(const Arithmetic* a, int threads, const void* x, int64_t stride, const bg_batch* batch,
                           const bg_attention_shape* shape, void* cache) {
-  return guarded([&] { append_keys(*a, x, stride, *batch, *shape, cache); });
+  return guarded([&] { append_keys(*a, threads, x, stride, *batch, *shape, cache); });
 }
 
-EXPORT int bg_append_values(const Arithmetic* a, const void* x, int64_t stride, const bg_batch* batch,
+EXPORT int bg_append_values(const Arithmetic* a, int threads, const void* x, int64_t stride, const bg_batch* batch,
                             const bg_attention_shape* shape, void* cache) {
-  return guarded([&] { append_values(*a, x, stride, *batch, *shape, cache); });
+  return guarded([&] { append_values(*a, threads, x, stride, *batch, *shape, cache); });
 }
 
 EXPORT int bg_attention(const Arithmetic* a, int threads, const void* q, int64_t stride, const bg_batch* batch,
