@@ -44,7 +44,8 @@ def area_tensors(memory: mmap.mmap, area: Area) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStats:
-    """What a stream has done so far.  `unused_bytes` were read ahead in vain; `waited_seconds` are the caller's."""
+    """What a stream has done so far.  `unused_bytes` were read ahead in vain; `waited_seconds` are the caller's;
+    `direct_files` of `files` are read without the page cache."""
 
     read_bytes: int
     read_units: int
@@ -52,6 +53,8 @@ class StreamStats:
     waited_seconds: float
     read_seconds: float
     buffer_bytes: int
+    files: int
+    direct_files: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -143,7 +146,8 @@ class WeightStream:
         return StreamStats(
             read_bytes=self._read_bytes, read_units=self._read_units, unused_bytes=self._unused_bytes,
             waited_seconds=self._waited, read_seconds=self._read_seconds,
-            buffer_bytes=self._buffers * self._buffer_bytes)
+            buffer_bytes=self._buffers * self._buffer_bytes, files=len(self._files),
+            direct_files=sum(file.direct for file in self._open.values()))
 
     def check_integrity(self) -> None:
         """Every buffer is in one place, and none is lost."""

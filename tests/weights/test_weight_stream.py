@@ -205,16 +205,11 @@ def test_a_file_system_without_direct_io_is_read_all_the_same(folder: Path, tmp_
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return os.open(path, flags)
 
-    def open_file(path: Path) -> DirectFile:
-        files.append(DirectFile(path, open_file=refuse))
-        return files[-1]
-
-    files: list[DirectFile] = []
-    rig = Rig(folder, tmp_path, buffers=2, open_file=open_file)
+    rig = Rig(folder, tmp_path, buffers=2, open_file=lambda path: DirectFile(path, open_file=refuse))
     rigs.append(rig)
     for unit in rig.order:
         assert rig.used(unit) == rig.stored(unit)
-    assert [file.direct for file in files] == [False] * LAYERS
+    assert (rig.stream.stats().direct_files, rig.stream.stats().files) == (0, LAYERS)
     assert sum("no direct I/O" in record.getMessage() for record in caplog.records) == 1
     path = rig.copy.layers[0].path
     one = DirectFile(path)
