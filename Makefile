@@ -14,6 +14,7 @@ BOOT := .cache/bin/beam-boot
 DEMO_OUTPUT ?= out/demo
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 KILLS ?= 200
 SEED ?= 1
 IMAGE_LOCK ?= run
@@ -94,7 +95,8 @@ demo: $(VENV)/.run $(MODEL)
 	$(BIN)/batchgen-beam demo --model $(MODEL) --output $(DEMO_OUTPUT) $(DEMO_ARGS)
 
 test: $(VENV)/.test $(MODEL)
-	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m "not long and not flink and not airflow" $(PYTEST_ARGS)
+	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" OMP_WAIT_POLICY=passive $(BIN)/python -m pytest \
+	  -m "not long and not flink and not airflow" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: $(VENV)/.test $(VENV)/.bench $(MODEL)
 	BATCHGEN_TEST_GGUF="$$PWD/$(MODEL)" $(BIN)/python -m pytest -m long $(PYTEST_ARGS)

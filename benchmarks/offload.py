@@ -28,7 +28,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ from batchgen_beam.records import Failure, Prompt, RowKey, SamplingParams, token
 from batchgen_beam.settings import EngineSettings
 from batchgen_beam.transforms.machine_times import head_dtype, machine_times, run_needs
 from batchgen_beam.transforms.timed_engine import timed_engine, timed_kernels
-from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.disk_rate import PIECE_BYTES, read_seconds
 from batchgen_beam.weights.tiered_loader import load_tiered
-from batchgen_beam.weights.weight_stream import page_memory
 from benchmarks.memory_limit import MemoryGroup, memory_group
 from benchmarks.race.environments import make_environment, python_of
 
@@ -173,16 +171,15 @@ def batch_flags(plan: BatchPlan) -> list[str]:
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-def disk_rate(folder: Path) -> float:
+def read_rate(folder: Path) -> float:
     """Bytes per second of direct reads of the largest files, one after the other."""
-    memory, done, started = memoryview(page_memory(8 << 20)), 0, time.perf_counter()
+    done, seconds = 0, 0.0
     for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size):
-        with closing(DirectFile(path)) as file:
-            for offset in range(0, path.stat().st_size - len(memory), len(memory)):
-                file.read(offset, memory)
-                done += len(memory)
-                if done >= DISK_SAMPLE:
-                    return done / (time.perf_counter() - started)
+        size = min(DISK_SAMPLE - done, path.stat().st_size // PIECE_BYTES * PIECE_BYTES)
+        seconds += read_seconds(path, size)
+        done += size
+        if done == DISK_SAMPLE:
+            return done / seconds
     raise SystemExit(f"{folder} holds less than {DISK_SAMPLE:,} bytes to read")
 
 
@@ -235,7 +232,7 @@ def compare(given: argparse.Namespace) -> None:
     first = run_limited([*our_command, "--rows", "1"], given.limits[0] * GB, folders)
     results: list[dict[str, Any]] = []
     report = {"prompt": PROMPT, "output": OUTPUT, "weight_memory": weight_memory, "threads": given.threads,
-              "conversion_and_first_run": first, "disk_rates": [disk_rate(given.cache)], "runs": results,
+              "conversion_and_first_run": first, "disk_rates": [read_rate(given.cache)], "runs": results,
               "own_batches": {str(limit): flags for limit, flags in zip(given.limits, own, strict=True)}}
 
     def one(engine: str, command: Sequence[str | Path], batch: Sequence[str], limit: int) -> None:
@@ -252,7 +249,7 @@ def compare(given: argparse.Namespace) -> None:
             one("accelerate", peer_command, ["--rows", str(rows)], limit)
             one("ours", our_command, ["--rows", str(rows)], limit)
         one("ours", our_command, batch, limit)
-    report["disk_rates"] = [*report["disk_rates"], disk_rate(given.cache)]
+    report["disk_rates"] = [*report["disk_rates"], read_rate(given.cache)]
     given.out.write_text(json.dumps(report, indent=1))
     print("\n".join(summary(report)))
 

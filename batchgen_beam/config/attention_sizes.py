@@ -98,11 +98,15 @@ def _window(config: DecoderConfig, layer: int) -> int | None:
     match config:
         case Gemma3Config():
             slides = bool((layer + 1) % config.sliding_window_pattern)
-        case Gemma2Config() | GptOssConfig():
+        case GptOssConfig():
+            return config.window_of(layer)
+        case Gemma2Config():
             slides = layer % 2 == 0
         case Qwen2Config():
             slides = config.use_sliding_window and layer >= config.max_window_layers
-        case Qwen3MoeConfig() | SmolLM3Config():
+        case Qwen3MoeConfig():
+            return config.window
+        case SmolLM3Config():
             slides = config.use_sliding_window
         case MistralConfig() | Phi3Config():
             slides = True

@@ -90,25 +90,20 @@ def _experts(config: DecoderConfig, layer: int) -> _Experts | None:
             return _Experts(count=config.num_local_experts, chosen=config.num_experts_per_tok,
                             width=config.intermediate_size, module="block_sparse_moe", names=_MIXTRAL,
                             corrected=config.use_routing_bias)
-        case Qwen2MoeConfig() | Qwen3MoeConfig():
-            return _qwen(config, layer)
-        case MlaConfig() | Glm4MoeConfig():
-            return _deepseek(config, layer)
+        case Qwen2MoeConfig() | Qwen3MoeConfig() if config.is_sparse(layer):
+            return _qwen(config)
+        case MlaConfig() | Glm4MoeConfig() if config.is_sparse(layer):
+            return _deepseek(config)
     return None
 
 
-def _qwen(config: Qwen2MoeConfig | Qwen3MoeConfig, layer: int) -> _Experts | None:
-    if layer in config.mlp_only_layers or (layer + 1) % config.decoder_sparse_step:
-        return None
+def _qwen(config: Qwen2MoeConfig | Qwen3MoeConfig) -> _Experts:
     shared = config.shared_expert_intermediate_size if isinstance(config, Qwen2MoeConfig) else 0
     return _Experts(count=config.num_experts, chosen=config.num_experts_per_tok, width=config.moe_intermediate_size,
                     shared_width=shared, shared_gate=bool(shared))
 
 
-def _deepseek(config: MlaConfig | Glm4MoeConfig, layer: int) -> _Experts | None:
-    frequency = config.moe_layer_freq if isinstance(config, MlaConfig) else 1
-    if layer < config.first_k_dense_replace or layer % frequency:
-        return None
+def _deepseek(config: MlaConfig | Glm4MoeConfig) -> _Experts:
     if config.num_experts_per_tok is None:
         raise CheckpointError(f"{config.name_or_path or config.model_type}: num_experts_per_tok is not given")
     return _Experts(count=config.n_routed_experts, chosen=config.num_experts_per_tok,

@@ -103,11 +103,6 @@ class Cache:
             return self.values + 4 * self.heads
         return self.values * DTYPE_BYTES[kv_dtype]
 
-    def row_bytes(self, tokens: int, kv_dtype: str) -> int:
-        """Bytes of a sequence of so many tokens."""
-        kept = tokens if self.window is None else min(tokens, self.window)
-        return kept * self.token_bytes(kv_dtype) + 4 * self.state
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
@@ -186,11 +181,6 @@ class ModelSizes:
         """Those that one token meets, embedding and head included."""
         return sum(part.parameters for part in self._parts()) + sum(one.active_parameters for one in self.layers)
 
-    @property
-    def token_flops(self) -> int:
-        """Operations of one token without its past."""
-        return self.head_flops + sum(layer.attention.flops + layer.feed_forward_flops for layer in self.layers)
-
     def bytes(self, form: WeightForm) -> int:
         """All weights."""
         return self.embedding.bytes(form) + self.head_bytes(form) + sum(layer.bytes(form) for layer in self.layers)
@@ -202,10 +192,6 @@ class ModelSizes:
         biases = sum(one.bias * one.outputs for one in self.head.matrices)
         return DTYPE_BYTES[form.head] * (self.hidden * self.vocabulary + biases) + (
             DTYPE_BYTES[form.dtype] * self.head.numbers)
-
-    def row_bytes(self, tokens: int, kv_dtype: str) -> int:
-        """What is kept of a sequence of so many tokens."""
-        return sum(layer.cache.row_bytes(tokens, kv_dtype) for layer in self.layers)
 
     def _parts(self) -> Iterator[Part]:
         yield self.embedding

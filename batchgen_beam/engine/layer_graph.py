@@ -35,12 +35,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A schedule.  `critical` is a chain of tasks without gaps that ends with the last one; `busy` sums by resource."""
+    """A schedule: when it is over, when each task begins, and what each resource works."""
 
     seconds: float
     starts: Mapping[str, float]
     busy: Mapping[Resource, float]
-    critical: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +178,6 @@ class _Run:
         self._running: dict[Resource, str] = {}
         self._ends: list[tuple[float, str]] = []
         self._starts: dict[str, float] = {}
-        self._released: dict[str, str] = {}
-        self._before: dict[Resource, str] = {}
-        self._cause: dict[str, str | None] = {}
 
     def _ranks(self) -> dict[str, float]:
         """Longest way from a task's beginning to the end, its successors first."""
@@ -204,10 +200,10 @@ class _Run:
         for name, count in self._missing.items():
             if not count:
                 self._release(name)
-        now, last = 0.0, ""
+        now = 0.0
         self._start(now)
         while self._ends:
-            now, last = self._ends[0]
+            now = self._ends[0][0]
             ended = []
             while self._ends and self._ends[0][0] == now:
                 ended.append(heapq.heappop(self._ends)[1])
@@ -217,19 +213,16 @@ class _Run:
         busy = dict.fromkeys(Resource, 0.0)
         for task in self._graph.values():
             busy[task.resource] += task.seconds
-        return Timeline(seconds=now, starts=self._starts, busy=busy, critical=self._chain(last))
+        return Timeline(seconds=now, starts=self._starts, busy=busy)
 
     def _release(self, name: str) -> None:
         heapq.heappush(self._ready[self._graph[name].resource], (-self._rank[name], name))
 
     def _end(self, name: str) -> None:
-        resource = self._graph[name].resource
-        del self._running[resource]
-        self._before[resource] = name
+        del self._running[self._graph[name].resource]
         for follower in self._followers[name]:
             self._missing[follower] -= 1
             if not self._missing[follower]:
-                self._released[follower] = name
                 self._release(follower)
 
     def _start(self, now: float) -> None:
@@ -238,18 +231,4 @@ class _Run:
                 name = heapq.heappop(ready)[1]
                 self._running[resource] = name
                 self._starts[name] = now
-                self._cause[name] = self._last_to_end(name, resource)
                 heapq.heappush(self._ends, (now + self._graph[name].seconds, name))
-
-    def _last_to_end(self, name: str, resource: Resource) -> str | None:
-        """What a task waited for: of its last predecessor and the task before it on its resource, the later one."""
-        candidates = [one for one in (self._released.get(name), self._before.get(resource)) if one is not None]
-        return max(candidates, key=lambda one: (self._starts[one] + self._graph[one].seconds, one), default=None)
-
-    def _chain(self, last: str) -> tuple[str, ...]:
-        chain: list[str] = []
-        name: str | None = last or None
-        while name is not None:
-            chain.append(name)
-            name = self._cause[name]
-        return tuple(reversed(chain))

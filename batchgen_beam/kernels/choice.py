@@ -9,19 +9,19 @@ models, only their shapes.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from batchgen_beam.errors import OptionError
 from batchgen_beam.kernels.native_library import HALF_PATHS, ON_REQUEST_PATHS, PATHS, absence, arithmetic
 from batchgen_beam.kernels.native_set import HEAD_MULTIPLE, KERNELS_VERSION, NativeKernels
+from batchgen_beam.kernels.remembered import remembered
 from batchgen_beam.kernels.self_test import ModelShapes
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
@@ -126,18 +126,13 @@ def _path(dtype: torch.dtype, cache: Path) -> str:
     found = _paths(dtype)
     if not set(TIMED) <= set(found):
         return found[-1]
-    place = cache / f"kernel-path-{machine_digest()}.json"
-    return _known(place) or _remember(place, _faster(dtype))
+    return remembered(cache / f"kernel-path-{machine_digest()}.json", lambda: _faster(dtype),
+                      to_json=lambda path: {"path": path}, from_json=_timed)
 
 
-def _known(place: Path) -> str | None:
-    """The choice that is kept there; None where none is that can be read."""
-    try:
-        kept = json.loads(place.read_text())
-    except (OSError, ValueError):
-        return None
-    path = kept.get("path") if isinstance(kept, dict) else None
-    return path if path in TIMED else None
+def _timed(kept: Any) -> str:
+    """The choice that a file holds."""
+    return TIMED[TIMED.index(kept["path"])]
 
 
 def machine_digest() -> str:
@@ -164,22 +159,3 @@ def _faster(dtype: torch.dtype) -> str:
             seconds[path] = min(seconds[path], time.perf_counter() - started)
     LOG.info("instruction paths timed: %s", ", ".join(f"{path} {1e6 * seconds[path]:.0f} us" for path in TIMED))
     return min(TIMED, key=seconds.__getitem__)
-
-
-def _remember(place: Path, path: str) -> str:
-    """Keep the choice; where another process was first, its choice counts, and a broken file is replaced.  A folder
-    that can't be written is no fault: the next process times again."""
-    partial = place.with_name(f".{place.name}-{uuid.uuid4().hex}.tmp")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"path": path}))
-        try:
-            os.link(partial, place)
-        except FileExistsError:
-            if _known(place) is None:
-                os.replace(partial, place)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        LOG.info("the choice of an instruction path is not remembered: %s", error)
-    return _known(place) or path

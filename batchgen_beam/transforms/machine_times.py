@@ -1,41 +1,33 @@
 """What a model's layers take on this machine, measured once and then remembered beside the model cache.
 
 A few layers with random weights stand for the whole model, so a configuration is all that is needed.  Owns the choice
-of those layers, the disk's rate, and the file that remembers.  Does not know how passes are timed or what a plan is.
+of those layers, and what the file that remembers is for.  Does not know how passes are timed or what a plan is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import mmap
-import os
-import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from batchgen_beam.config.base import ModelConfig
 from batchgen_beam.engine.layer_times import measure_passes
 from batchgen_beam.engine.measured_costs import MachineTimes, kinds_of
 from batchgen_beam.engine.model_load import LayerLoad, ModelLoad
-from batchgen_beam.errors import FatalError, OptionError
 from batchgen_beam.kernels.choice import machine_digest, settle_threads
 from batchgen_beam.kernels.packing import packing_of
+from batchgen_beam.kernels.remembered import recall, remembered
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import KernelSet
-from batchgen_beam.weights.direct_file import DirectFile
+from batchgen_beam.weights.disk_rate import disk_rate
 from batchgen_beam.weights.name_tables import expected_parameters
-from batchgen_beam.weights.packed_format import DamagedCopy
 from batchgen_beam.weights.random_model import random_model
 from batchgen_beam.weights.weight_needs import WeightNeeds, weight_needs
 
-__all__ = ["disk_rate", "head_dtype", "machine_times", "remember", "remembered_times", "run_needs"]
-
-LOG = logging.getLogger(__name__)
+__all__ = ["COLD_BYTES", "head_dtype", "layers_to_time", "machine_times", "remembered_times", "run_needs",
+           "times_digest"]
 
 VERSION = 1
 """Raised when figures of an older release say something else."""
@@ -48,9 +40,6 @@ ROOM = 4 << 30
 
 VOCABULARY = 1 << 15
 """Rows of the timed head at most; it takes as long for each."""
-
-DISK_BYTES = 256 << 20
-DISK_PIECE = 8 << 20
 
 
 def head_dtype(kernels: KernelSet) -> str:
@@ -70,34 +59,28 @@ def machine_times(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cach
 
     Read from `cache` where they were measured before, for the same machine, model, kernels and threads.
     """
-    known = remembered_times(load, kernels, cache)
-    if known is not None:
-        return known
-    found = _measure(config, load, kernels, cache)
-    remember(_place(load, kernels, cache), found.to_json())
-    return found
+    return remembered(_place(load, kernels, cache), lambda: _measure(config, load, kernels, cache),
+                      to_json=MachineTimes.to_json, from_json=MachineTimes.from_json)
 
 
 def remembered_times(load: ModelLoad, kernels: KernelSet, cache: Path) -> MachineTimes | None:
     """What `machine_times` has left in `cache`; None where that is nothing."""
-    try:
-        return MachineTimes.from_json(json.loads(_place(load, kernels, cache).read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return recall(_place(load, kernels, cache), MachineTimes.from_json)
 
 
 def _place(load: ModelLoad, kernels: KernelSet, cache: Path) -> Path:
-    return cache / f"layer-times-{_digest(load, kernels)}.json"
+    return cache / f"layer-times-{times_digest(load, kernels)}.json"
 
 
-def _digest(load: ModelLoad, kernels: KernelSet) -> str:
+def times_digest(load: ModelLoad, kernels: KernelSet) -> str:
+    """All that the times depend on, as a short digest."""
     facts = {"version": VERSION, "machine": machine_digest(), "kernels": dict(kernels.facts()), "model": asdict(load),
              "threads": kernels.threads}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _measure(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Path) -> MachineTimes:
-    layers = load.layers[:_enough(load.layers)]
+    layers = load.layers[:layers_to_time(load.layers)]
     rows = min(config.vocab_size, VOCABULARY)
     model = random_model(replace(config, num_hidden_layers=len(layers), vocab_size=rows), kernels, seed=0, room=ROOM)
     settle_threads(kernels)
@@ -108,7 +91,7 @@ def _measure(config: ModelConfig, load: ModelLoad, kernels: KernelSet, cache: Pa
     return MachineTimes(kinds=found.kinds, head=head, combine=found.combine, disk=disk_rate(cache))
 
 
-def _enough(layers: Sequence[LayerLoad]) -> int:
+def layers_to_time(layers: Sequence[LayerLoad]) -> int:
     """The first layers that hold all kinds, and `COLD_BYTES` where all of them do."""
     missing, size = set(layers), 0
     for count, layer in enumerate(layers, 1):
@@ -117,46 +100,3 @@ def _enough(layers: Sequence[LayerLoad]) -> int:
         if not missing and size >= COLD_BYTES:
             return count
     return len(layers)
-
-
-def disk_rate(folder: Path) -> float:
-    """Bytes/s of reading a file in `folder` past the system's memory of it."""
-    place = folder / f".disk-rate-{uuid.uuid4().hex}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with place.open("wb") as file:
-            block = os.urandom(DISK_PIECE)
-            for _ in range(DISK_BYTES // DISK_PIECE):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return DISK_BYTES / _read_seconds(place)
-    except (OSError, FatalError, DamagedCopy) as error:
-        raise OptionError(f"--model-cache: the disk under {folder} can't be timed with {DISK_BYTES:,} bytes: "
-                          f"{error}") from None
-    finally:
-        if place.exists():
-            place.unlink()
-
-
-def _read_seconds(place: Path) -> float:
-    file = DirectFile(place)
-    try:
-        with mmap.mmap(-1, DISK_PIECE) as buffer, memoryview(buffer) as piece:
-            started = time.perf_counter()
-            for begin in range(0, DISK_BYTES, DISK_PIECE):
-                file.read(begin, piece)
-            return time.perf_counter() - started
-    finally:
-        file.close()
-
-
-def remember(place: Path, figures: Mapping[str, Any]) -> None:
-    """A folder that can't be written is no fault: whoever asks next measures again."""
-    partial = place.with_name(f".{place.name}-{uuid.uuid4().hex}.tmp")
-    try:
-        partial.write_text(json.dumps(figures))
-        partial.replace(place)
-    except OSError as error:
-        LOG.info("the times of this machine are not remembered: %s", error)

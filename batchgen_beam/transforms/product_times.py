@@ -10,15 +10,17 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from batchgen_beam.kernels.choice import machine_digest
+from batchgen_beam.kernels.remembered import remembered
 from batchgen_beam.models.interface import KernelSet
-from batchgen_beam.transforms.machine_times import disk_rate, remember
+from batchgen_beam.weights.disk_rate import disk_rate
 
 __all__ = ["ProductTimes", "product_times"]
 
@@ -40,20 +42,19 @@ class ProductTimes:
     seconds: dict[int, float]
     disk: float
 
+    @classmethod
+    def from_json(cls, source: Mapping[str, Any]) -> ProductTimes:
+        """What `asdict` gave, read from JSON; `ValueError`, `KeyError` or `TypeError` where it is something else."""
+        seconds = dict(source["seconds"])
+        return cls(seconds={int(tokens): float(one) for tokens, one in seconds.items()}, disk=float(source["disk"]))
+
 
 def product_times(kernels: KernelSet, cache: Path, *,
                   clock: Callable[[], float] = time.perf_counter) -> ProductTimes:
     """Read from `cache` where they were measured before, for the same machine, kernels and threads."""
-    place = cache / f"product-times-{_digest(kernels)}.json"
-    try:
-        source = json.loads(place.read_text())
-        return ProductTimes(seconds={int(tokens): float(one) for tokens, one in source["seconds"].items()},
-                            disk=float(source["disk"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    found = ProductTimes(seconds=_measure(kernels, clock), disk=disk_rate(cache))
-    remember(place, asdict(found))
-    return found
+    return remembered(cache / f"product-times-{_digest(kernels)}.json",
+                      lambda: ProductTimes(seconds=_measure(kernels, clock), disk=disk_rate(cache)),
+                      to_json=asdict, from_json=ProductTimes.from_json)
 
 
 def _digest(kernels: KernelSet) -> str:

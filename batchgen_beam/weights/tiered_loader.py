@@ -26,10 +26,11 @@ from batchgen_beam.weights.loader import TensorReader, build_model, load_model
 from batchgen_beam.weights.packed_copy import PackedCopy, make_copy
 from batchgen_beam.weights.packed_format import pages
 from batchgen_beam.weights.packing import Packing, Product
+from batchgen_beam.weights.page_memory import page_memory
 from batchgen_beam.weights.residency import Residency, streaming_order
 from batchgen_beam.weights.tiers import Placeholders, TieredKernels, Tiers, adopted
 from batchgen_beam.weights.weight_needs import WeightNeeds, model_products, placeholder, weight_units
-from batchgen_beam.weights.weight_stream import StreamStats, WeightStream, area_tensors, page_memory
+from batchgen_beam.weights.weight_stream import StreamStats, WeightStream, area_tensors
 
 __all__ = ["TieredModel", "load_tiered", "plan_copy"]
 

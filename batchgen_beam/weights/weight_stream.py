@@ -27,21 +27,12 @@ from batchgen_beam.errors import FatalError
 from batchgen_beam.weights.direct_file import DirectFile
 from batchgen_beam.weights.packed_copy import PackedCopy
 from batchgen_beam.weights.packed_format import Area, pages
+from batchgen_beam.weights.page_memory import page_memory
 from batchgen_beam.weights.residency import Unit
 
-__all__ = ["StreamStats", "WeightStream", "area_tensors", "page_memory"]
+__all__ = ["StreamStats", "WeightStream", "area_tensors"]
 
 LOG = logging.getLogger(__name__)
-
-_HUGE = 2 << 20
-
-
-def page_memory(size: int) -> mmap.mmap:
-    """So many zero bytes that begin at a page, in huge pages where the system has any."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def area_tensors(memory: mmap.mmap, area: Area) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from batchgen_beam.config.model_registry import get_registered_models, load_conf
 from batchgen_beam.config.model_sizes import model_sizes
 from batchgen_beam.config.quantization import Quantization, read_quantization
 from batchgen_beam.config.reading import JsonObject
-from batchgen_beam.config.sizes import ModelSizes, WeightForm
+from batchgen_beam.config.sizes import Cache, ModelSizes, WeightForm
 from batchgen_beam.config.stored_bytes import matrix_bytes
 from batchgen_beam.errors import CheckpointError
 from tests.package_sources import ROOT
@@ -154,26 +154,29 @@ def test_routers_are_kept_as_the_head_is(model_type: str, tmp_path: Path) -> Non
 def test_deepseek_r1_cache_and_flops_by_hand(tmp_path: Path) -> None:
     """576 numbers of each token in each layer; 2 operations for each active weight; the past at 2 x 1088 a head."""
     sizes, _ = r1(tmp_path)
-    assert sizes.row_bytes(1000, "bfloat16") == 1000 * 61 * 576 * 2
-    assert sizes.row_bytes(1000, "int8") == 1000 * 61 * (576 + 4)
+    assert [layer.cache.token_bytes("bfloat16") for layer in sizes.layers] == [576 * 2] * 61
+    assert [layer.cache.token_bytes("int8") for layer in sizes.layers] == [576 + 4] * 61
     layer = sizes.layers[3]
     assert layer.context_flops == 2 * 128 * (512 + 64) + 2 * 128 * 512
     assert layer.feed_forward_flops == 2 * (256 * 7168 + 9 * 3 * 7168 * 2048)
-    assert sizes.token_flops == pytest.approx(2 * (sizes.active_parameters - sizes.embedding.parameters), rel=1e-4)
+    flops = sizes.head_flops + sum(layer.attention.flops + layer.feed_forward_flops for layer in sizes.layers)
+    assert flops == pytest.approx(2 * (sizes.active_parameters - sizes.embedding.parameters), rel=1e-4)
 
 
 def test_windows_and_states_bound_a_row(tmp_path: Path) -> None:
-    """A windowed layer keeps its window, a recurrent one its state, whatever the length."""
+    """A windowed layer keeps its window, a recurrent one its state and nothing of a token."""
     CONFIG_MAPPING["gpt_oss"](**FAMILIES["gpt_oss"][0]).save_pretrained(tmp_path)
     sizes = model_sizes(load_config(str(tmp_path)))
-    token = 2 * 2 * 24 * 2
+    numbers = 2 * 2 * 24
+    assert sizes.layers[0].cache == Cache(values=numbers, heads=4, window=128)
     assert [layer.cache.window for layer in sizes.layers] == [128, None, 128, None]
-    assert sizes.row_bytes(1000, "bfloat16") == 2 * (128 + 1000) * token
-    assert sizes.row_bytes(1000, "int8") == 2 * (128 + 1000) * (token // 2 + 4 * 4)
+    assert {layer.cache.token_bytes("bfloat16") for layer in sizes.layers} == {2 * numbers}
+    assert {layer.cache.token_bytes("int8") for layer in sizes.layers} == {numbers + 4 * 4}
     CONFIG_MAPPING["kimi_linear"](**FAMILIES["kimi_linear"][0]).save_pretrained(tmp_path)
     sizes = model_sizes(load_config(str(tmp_path)))
-    state = 4 * (3 * 16 * 16 + 3 * 3 * 16 * 3)
-    assert [layer.cache.row_bytes(10, "bfloat16") for layer in sizes.layers] == [state, state, 10 * 32 * 2, state]
+    state = 3 * 16 * 16 + 3 * 3 * 16 * 3
+    assert [layer.cache.state for layer in sizes.layers] == [state, state, 0, state]
+    assert [layer.cache.token_bytes("bfloat16") for layer in sizes.layers] == [0, 0, 32 * 2, 0]
 
 
 def quantised(values: dict[str, object]) -> Quantization:

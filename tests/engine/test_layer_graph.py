@@ -20,7 +20,6 @@ def test_tasks_of_one_resource_follow_each_other_and_others_overlap() -> None:
     """Two reads and a computation that needs the first: 2 + 3 on the disk, 4 beside the second."""
     line = schedule([Task("a", D, 2.0), Task("b", D, 3.0), Task("c", C, 4.0, ("a",))])
     assert (line.seconds, dict(line.starts)) == (6.0, {"a": 0.0, "b": 2.0, "c": 2.0})
-    assert line.critical == ("a", "c")
     assert (line.busy[D], line.busy[C]) == (5.0, 4.0)
 
 

@@ -10,34 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.weights.loader import load_model
 from tests.models.paged import PagedRun, greedy
+from tests.models.parity import KERNELS, TOLERANCE, VISIBLE, largest_difference, neutralise
 from tests.models.tiny_llama import NEW_TOKENS, TINIES, Reference, make_reference
-
-TOLERANCE = 1e-4
-"""Both sides sum in float32 in different orders: about 1e-5 on logits of size 5; a wrong mechanism is over 1e-3."""
 
 BFLOAT16_TOLERANCE = 0.15
 """Three layers of 8-bit mantissas: 2 ** -8 relative for each operation, logits up to 5."""
-
-VISIBLE = 1e-3
-KERNELS = TorchKernels(torch.float32)
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
     """Checkpoints by name, made once each."""
     return cache(lambda name: make_reference(TINIES[name], tmp_path_factory.mktemp("tiny") / "model"))
-
-
-def largest_difference(folder: Path, reference: Reference) -> float:
-    """Over all tokens of all prompts."""
-    model = load_model(folder, KERNELS)
-    return max(float((PagedRun(model, KERNELS).forward(("x", prompt), every=True) - logits).abs().max())
-               for prompt, logits in zip(reference.prompts, reference.logits, strict=True))
 
 
 @pytest.mark.parametrize("name", TINIES)
@@ -111,11 +99,8 @@ def test_each_norm_and_bias_matters(name: str, part: str, tmp_path: Path,
                                     references: Callable[[str], Reference]) -> None:
     """With a norm's weights at 1 or a bias at 0 in every layer, the comparison fails clearly."""
     reference = references(name)
-    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     (file,) = reference.folder.glob("*.safetensors")
-    neutral = torch.ones_like if "norm" in part else torch.zeros_like
-    save_file({stored: neutral(tensor) if stored.endswith(part) else tensor
-               for stored, tensor in load_file(file).items()}, tmp_path / "model.safetensors")
+    neutralise(reference, load_file(file), part, tmp_path)
     assert largest_difference(tmp_path, reference) > VISIBLE
 
 

@@ -17,13 +17,9 @@ from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import Model
 from batchgen_beam.weights.loader import load_model
 from tests.models.paged import PagedRun, greedy
+from tests.models.parity import KERNELS, TOLERANCE, VISIBLE, largest_difference, neutralise
 from tests.models.tiny import NEW_TOKENS, QUANTISED, TINIES, Reference, make_reference, stored_tensors
 
-TOLERANCE = 1e-4
-"""Both sides sum in float32 in different orders: about 1e-5 on logits of size 5; a wrong mechanism is over 1e-3."""
-
-VISIBLE = 1e-3
-KERNELS = TorchKernels(torch.float32)
 PROMPT = [(5 * i * i + 3 * i + 1) % 320 for i in range(45)]
 
 
@@ -31,13 +27,6 @@ PROMPT = [(5 * i * i + 3 * i + 1) % 320 for i in range(45)]
 def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
     """Checkpoints by name, made once each."""
     return cache(lambda name: make_reference((TINIES | QUANTISED)[name], tmp_path_factory.mktemp("tiny") / "model"))
-
-
-def largest_difference(folder: Path, reference: Reference) -> float:
-    """Over all tokens of all prompts."""
-    model = load_model(folder, KERNELS)
-    return max(float((PagedRun(model, KERNELS).forward(("x", prompt), every=True) - logits).abs().max())
-               for prompt, logits in zip(reference.prompts, reference.logits, strict=True))
 
 
 @pytest.mark.parametrize("name", TINIES | QUANTISED)
@@ -145,12 +134,7 @@ def test_each_small_weight_matters(name: str, part: str, tmp_path: Path,
                                    references: Callable[[str], Reference]) -> None:
     """With a norm's weights at 1, or a bias, a sink, a shared expert or a scale at 0, the comparison fails clearly."""
     reference = references(name)
-    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
-    neutral = torch.ones_like if "norm" in part else torch.zeros_like
-    stored = stored_tensors(reference.folder)
-    assert any(key.endswith(part) for key in stored)
-    save_file({key: neutral(tensor) if key.endswith(part) else tensor for key, tensor in stored.items()},
-              tmp_path / "model.safetensors")
+    neutralise(reference, stored_tensors(reference.folder), part, tmp_path)
     assert largest_difference(tmp_path, reference) > VISIBLE
 
 

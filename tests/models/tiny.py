@@ -30,12 +30,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from tests.models.parity import their_greedy, their_logits
 from tests.weights.quantized_tensors import FORMS, GPT_OSS_EXPERTS, Form
 
 VOCABULARY = 320
 NEW_TOKENS = 12
-LEAST_MARGIN = 0.004
-"""Best minus second logit at every greedy step: 40 times the tolerance, so that equal tokens are no luck."""
 
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
           "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1,
@@ -152,8 +151,8 @@ def make_reference(tiny: Tiny, folder: Path) -> Reference:
         if tiny.quantised is not None:
             quantised = _quantise(tiny.quantised, plain, seed)
             model = tiny.model.from_pretrained(plain, attn_implementation="eager", dtype=torch.float32).eval()
-        runs = [_greedy(model, prompt) for prompt in prompts]
-        if min(margin for _, margin in runs) >= LEAST_MARGIN:
+        greedy = their_greedy(model, prompts, NEW_TOKENS)
+        if greedy is not None:
             break
     else:
         raise AssertionError("no seed of 100 has clear greedy choices")
@@ -167,8 +166,8 @@ def make_reference(tiny: Tiny, folder: Path) -> Reference:
         _publish(tiny, folder, config, stored_tensors(folder))
     else:
         _write_config(tiny, folder, config)
-    return Reference(folder=folder, plain=plain, prompts=prompts, logits=tuple(_logits(model, p) for p in prompts),
-                     greedy=tuple(ids for ids, _ in runs))
+    return Reference(folder=folder, plain=plain, prompts=prompts, logits=tuple(their_logits(model, p) for p in prompts),
+                     greedy=greedy)
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
@@ -241,20 +240,3 @@ def _deviation(name: str, tensor: Tensor) -> float:
         return 0.2
     inputs = tensor.shape[1] if tensor.ndim == 3 and tensor.shape[1] != 2 * tensor.shape[2] else tensor.shape[-1]
     return (2.5 if "lm_head" in name else 1.5) * float(inputs) ** -0.5
-
-
-@torch.no_grad()
-def _logits(model: Any, ids: tuple[int, ...]) -> Tensor:
-    found: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
-    return found
-
-
-def _greedy(model: Any, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-    ids, margin = list(prompt), float("inf")
-    for _ in range(NEW_TOKENS):
-        best = _logits(model, tuple(ids))[-1].topk(2)
-        margin = min(margin, float(best.values[0] - best.values[1]))
-        ids.append(int(best.indices[0]))
-        if margin < LEAST_MARGIN:
-            break
-    return tuple(ids[len(prompt):]), margin

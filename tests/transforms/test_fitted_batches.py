@@ -23,6 +23,7 @@ from batchgen_beam.text.fake_folder import write_fake_folder
 from batchgen_beam.transforms import machine_times, product_times
 from batchgen_beam.transforms.fitted_batches import fitted_batches
 from batchgen_beam.transforms.machine_times import head_dtype, run_needs
+from batchgen_beam.weights import disk_rate
 from tests.models.tiny import TINIES, random_model
 
 KERNELS = TorchKernels(torch.float32)
@@ -31,7 +32,7 @@ KERNELS = TorchKernels(torch.float32)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is timed does not matter here."""
-    monkeypatch.setattr(machine_times, "DISK_BYTES", machine_times.DISK_PIECE)
+    monkeypatch.setattr(disk_rate, "SAMPLE_BYTES", disk_rate.PIECE_BYTES)
     monkeypatch.setattr(product_times, "SIZE", 64)
     monkeypatch.setattr(layer_times, "ROWS", (1, 2))
     monkeypatch.setattr(layer_times, "PROMPTS", (1, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,10 @@ from batchgen_beam.config.model_sizes import model_sizes
 from batchgen_beam.config.sizes import WeightForm
 from batchgen_beam.engine.measured_costs import MachineTimes, MeasuredCosts
 from batchgen_beam.engine.model_load import ModelLoad
-from batchgen_beam.errors import OptionError
 from batchgen_beam.models.interface import KernelSet
-from batchgen_beam.transforms import machine_times as module
-from batchgen_beam.transforms.machine_times import COLD_BYTES, machine_times
+from batchgen_beam.transforms.machine_times import COLD_BYTES, layers_to_time, machine_times, times_digest
 from batchgen_beam.transforms.timed_engine import timed_kernels
-from batchgen_beam.weights.packed_format import DamagedCopy
+from batchgen_beam.weights import disk_rate
 from tests.engine.test_planner import MB, MOE
 from tests.kernels.sets import HIGHEST, NEEDS_NATIVE, native
 from tests.weights.test_random_model import config_of
@@ -60,7 +59,7 @@ def test_times_are_measured_once(mixtral: ModelConfig, tmp_path: Path) -> None:
 def test_other_threads_and_other_models_are_measured_anew(mixtral: ModelConfig, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own file; one that can't be read is measured again."""
-    monkeypatch.setattr(module, "DISK_BYTES", module.DISK_PIECE)
+    monkeypatch.setattr(disk_rate, "SAMPLE_BYTES", disk_rate.PIECE_BYTES)
     kernels, wider = torch_set(mixtral, tmp_path), replace(mixtral, num_experts_per_tok=3)
     machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
     machine_times(wider, load_of(wider), kernels, tmp_path)
@@ -68,16 +67,18 @@ def test_other_threads_and_other_models_are_measured_anew(mixtral: ModelConfig, 
     torch.set_num_threads(2)
     machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
     assert len(files(tmp_path)) == 3
-    broken = files(tmp_path)[0]
-    for text in ("", "{}", '{"kinds": 3, "head": 1, "combine": 1, "disk": 1}'):
-        broken.write_text(text)
-        torch.set_num_threads(1)
-        machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
-        machine_times(wider, load_of(wider), kernels, tmp_path)
-        torch.set_num_threads(2)
-        machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
-        MachineTimes.from_json(json.loads(broken.read_text()))
+    broken = tmp_path / f"layer-times-{times_digest(load_of(mixtral), kernels)}.json"
+    broken.write_text('{"kinds": 3, "head": 1, "combine": 1, "disk": 1}')
+    found = machine_times(mixtral, load_of(mixtral), kernels, tmp_path)
+    assert found == MachineTimes.from_json(json.loads(broken.read_text()))
     assert len(files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("broken", [[], {}, {"kinds": 3, "head": 1, "combine": 1, "disk": 1}, {"kinds": [{}]}])
+def test_what_is_no_times_is_told_apart(broken: Any) -> None:
+    """By an error that `remembered` knows."""
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        MachineTimes.from_json(broken)
 
 
 @NEEDS_NATIVE
@@ -86,14 +87,14 @@ def test_threads_count_where_they_reach_no_bit(mixtral: ModelConfig) -> None:
     found = set()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.add(module._digest(load_of(mixtral), native(torch.float32, HIGHEST[torch.float32], threads)))
+        found.add(times_digest(load_of(mixtral), native(torch.float32, HIGHEST[torch.float32], threads)))
     assert len(found) == 2
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
 def test_each_kind_of_layer_is_timed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense and sparse layers, and those with and without a window, have times of their own."""
-    monkeypatch.setattr(module, "DISK_BYTES", module.DISK_PIECE)
+    monkeypatch.setattr(disk_rate, "SAMPLE_BYTES", disk_rate.PIECE_BYTES)
     config = config_of(name, tmp_path)
     load = load_of(config)
     times = machine_times(config, load, torch_set(config, tmp_path), tmp_path)
@@ -103,32 +104,7 @@ def test_each_kind_of_layer_is_timed(name: str, tmp_path: Path, monkeypatch: pyt
 def test_the_first_layers_hold_all_kinds_and_more_than_processors_keep() -> None:
     """No fewer layers than it takes, and no more; all of them where they are small."""
     large = replace(MOE, experts=0, fixed_bytes=COLD_BYTES // 2 - 2 * MB)
-    assert module._enough([large] * 9) == 2
-    assert module._enough([large] * 4 + [MOE] * 9) == 5
-    assert module._enough([MOE] * 3) == 3
-    assert module._enough([replace(large, fixed_bytes=COLD_BYTES)] + [MOE] * 3) == 2
-
-
-def test_a_disk_that_can_not_be_timed_is_named(tmp_path: Path) -> None:
-    """The message has the folder and the flag."""
-    place = tmp_path / "file"
-    place.touch()
-    with pytest.raises(OptionError, match=f"--model-cache: the disk under {place} can't be timed"):
-        module.disk_rate(place)
-
-
-def test_a_disk_without_direct_reading_is_timed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where opening worked and reading is what is refused, as it is here by pieces that are no pages."""
-    monkeypatch.setattr(module, "DISK_PIECE", 1000)
-    monkeypatch.setattr(module, "DISK_BYTES", 10_000)
-    assert module.disk_rate(tmp_path) > 0
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_ends_early_gives_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk would else be as fast as its file is short."""
-    monkeypatch.setattr(module, "DISK_BYTES", 2 * module.DISK_PIECE)
-    place = tmp_path / "half"
-    place.write_bytes(bytes(module.DISK_PIECE))
-    with pytest.raises(DamagedCopy, match="half ends at byte 8388608"):
-        module._read_seconds(place)
+    assert layers_to_time([large] * 9) == 2
+    assert layers_to_time([large] * 4 + [MOE] * 9) == 5
+    assert layers_to_time([MOE] * 3) == 3
+    assert layers_to_time([replace(large, fixed_bytes=COLD_BYTES)] + [MOE] * 3) == 2

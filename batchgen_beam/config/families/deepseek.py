@@ -56,7 +56,7 @@ class MlaConfig(DecoderConfig):
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
-        return layer >= self.first_k_dense_replace
+        return layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
 
     def unsupported(self) -> tuple[str, ...]:
         """Beside those of every decoder: other routers, and rotation of half-split pairs."""

@@ -44,6 +44,10 @@ class Glm4MoeConfig(DecoderConfig):
     routed_scaling_factor: float = json_field(1.0, least=0.0)
     num_nextn_predict_layers: int = json_field(1, least=0)
 
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        return layer >= self.first_k_dense_replace
+
 
 @register_config("glm_moe_dsa")
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,21 @@ class Qwen2Config(DecoderConfig):
     layer_types: tuple[str, ...] = ()
 
 
+class _SparseSteps:
+    """Layers whose number (from 1) is a multiple of `decoder_sparse_step` have experts, unless in `mlp_only_layers`."""
+
+    __slots__ = ()
+    decoder_sparse_step: int
+    mlp_only_layers: tuple[int, ...]
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
 @register_config("qwen2_moe")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2MoeConfig(Qwen2Config):
+class Qwen2MoeConfig(Qwen2Config, _SparseSteps):
     """Softmax over all experts without renormalising, and a shared expert behind a sigmoid gate."""
 
     architecture_names: ClassVar[tuple[str, ...]] = ("Qwen2MoeForCausalLM",)
@@ -68,8 +80,8 @@ class Qwen3Config(Qwen2Config):
 
 @register_config("qwen3_moe")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeConfig(DecoderConfig):
-    """Layers whose number (from 1) is a multiple of `decoder_sparse_step` have experts, unless in `mlp_only_layers`."""
+class Qwen3MoeConfig(DecoderConfig, _SparseSteps):
+    """Softmax over all experts, renormalised where `norm_topk_prob` is true; heads as in Qwen3."""
 
     architecture_names: ClassVar[tuple[str, ...]] = ("Qwen3MoeForCausalLM",)
 
@@ -94,10 +106,6 @@ class Qwen3MoeConfig(DecoderConfig):
     def window(self) -> int | None:
         """How far every layer sees, in tokens; None: everything."""
         return self.sliding_window if self.use_sliding_window else None
-
-    def is_sparse(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, has experts."""
-        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
     def unsupported(self) -> tuple[str, ...]:
         """Beside those of every decoder: more experts than there are."""
