@@ -23,7 +23,7 @@ from batchgen_beam.pipelines.main import OK, USER_ERROR, main
 from batchgen_beam.pipelines.options import parse_options
 from batchgen_beam.pipelines.request import RunRequest
 from batchgen_beam.settings import EngineSettings
-from batchgen_beam.transforms import machine_times
+from batchgen_beam.weights import disk_rate
 from batchgen_beam.weights.checkpoint import check_checkpoint
 from batchgen_beam.weights.tiered_loader import TieredModel, load_tiered, plan_copy
 from batchgen_beam.weights.weight_needs import WeightNeeds
@@ -74,7 +74,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Case
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is timed does not matter here."""
-    monkeypatch.setattr(machine_times, "DISK_BYTES", machine_times.DISK_PIECE)
+    monkeypatch.setattr(disk_rate, "SAMPLE_BYTES", disk_rate.PIECE_BYTES)
     monkeypatch.setattr(layer_times, "ROWS", (1, 2))
     monkeypatch.setattr(layer_times, "PROMPTS", (1, 2))
 
