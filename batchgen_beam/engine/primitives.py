@@ -2,8 +2,9 @@
 
 Owns the coroutine of a sub-batch, which is suspended at every layer's yield point with its state as plain tensors, and
 the exchange in which suspended sub-batches become one batch for the feed-forward part or the experts.  All sub-batches
-meet in every layer, so that a layer's weights are needed once per pass.  Decides no size and knows no sequences: a
-kernel set's results don't depend on what a token is computed with, so the sizes reach no bit.
+meet in every layer, so that its weights are needed once per pass, or once for each part that B_moe cuts.  Decides no
+size and knows no sequences: a kernel set's results don't depend on what a token is computed with, so the sizes reach no
+bit.
 
 Shape suffixes as in `models.interface`.
 """
