@@ -9,14 +9,17 @@ Shape suffixes: T rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["PackedLinear", "has_prepacking", "in_tiles", "pack_linear"]
+__all__ = ["PackedLinear", "has_prepacking", "in_tiles", "is_widened", "pack_linear"]
+
+WIDENED_VALUES = 1 << 19
+"""Of a bfloat16 weight that are in float32 at a time where products are computed so."""
 
 
 def has_prepacking(device: torch.device) -> bool:
@@ -29,6 +32,13 @@ def has_prepacking(device: torch.device) -> bool:
     return all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
 
 
+def is_widened(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of bfloat16 are computed in float32 and rounded once: on a CPU without AVX-512 or its like,
+    where oneDNN has none in bfloat16."""
+    return (dtype is torch.bfloat16 and has_prepacking(device)
+            and not torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 SPAN = 192
 """Inputs that oneDNN sums in one chain in float32.  Left alone it runs through all of K, with twice the rounding error
 of `F.linear`: SmolLM2's float32 logits then differ from the reference by 1.3e-4, with spans by 6e-5."""
@@ -36,12 +46,16 @@ of `F.linear`: SmolLM2's float32 logits then differ from the reference by 1.3e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLinear:
-    """A `[N, K]` weight in the form the product wants: whole, or as oneDNN blocks of `span` inputs."""
+    """A `[N, K]` weight in the form the product wants: whole, or as oneDNN blocks of `span` inputs.
+
+    `widened`: some outputs a block, in bfloat16; `in_float32` makes of each what the product of float32 wants.
+    """
 
     blocks: tuple[Tensor, ...]
     bias_N: Tensor | None
     outputs: int
     span: int | None
+    widened: bool = False
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         """`x @ weight.T (+ bias)`, [T, N]; the blocks' sums are added in ascending order of K."""
@@ -56,6 +70,21 @@ class PackedLinear:
         assert total is not None
         return total
 
+    def apart_from(self, tensor: Tensor) -> PackedLinear:
+        """The same, in memory of its own where it lay in that of `tensor`."""
+        memory = tensor.untyped_storage().data_ptr()
+        if all(block.is_mkldnn or block.untyped_storage().data_ptr() != memory for block in self.blocks):
+            return self
+        return replace(self, blocks=tuple(block.clone() for block in self.blocks))
+
+    def in_float32(self, tile_rows: int) -> Iterator[PackedLinear]:
+        """Block by block, each of them gone when the next one is asked for."""
+        biases = [None] * len(self.blocks) if self.bias_N is None else \
+            torch.split(self.bias_N, [len(block) for block in self.blocks])
+        for block_NK, bias_N in zip(self.blocks, biases, strict=True):
+            yield pack_linear([block_NK], None if bias_N is None else [bias_N], dtype=torch.float32,
+                              device=block_NK.device, tile_rows=tile_rows, span=SPAN)
+
 
 def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor] | None, *, dtype: torch.dtype,
                 device: torch.device, tile_rows: int | None, span: int | None = None) -> PackedLinear:
@@ -65,6 +94,9 @@ def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor] | None, *, d
     outputs = weight_NK.shape[0]
     if tile_rows is None or not has_prepacking(device):
         return PackedLinear(blocks=(weight_NK,), bias_N=bias_N, outputs=outputs, span=None)
+    if is_widened(device, dtype):
+        parts = torch.split(weight_NK, max(1, WIDENED_VALUES // weight_NK.shape[1]))
+        return PackedLinear(blocks=parts, bias_N=bias_N, outputs=outputs, span=None, widened=True)
     span = span or weight_NK.shape[1]
     blocks = tuple(torch.ops.mkldnn._reorder_linear_weight(part_NS.contiguous(), tile_rows)
                    for part_NS in torch.split(weight_NK, span, 1))
@@ -84,6 +116,10 @@ def in_tiles(x_TK: Tensor, linear: PackedLinear, tile_rows: int | None) -> Tenso
         return x_TK.new_empty(0, linear.outputs)
     if tile_rows is None:
         return linear(x_TK)
+    if linear.widened:
+        wide_TK = x_TK.float()
+        parts = [in_tiles(wide_TK, part, tile_rows).to(x_TK.dtype) for part in linear.in_float32(tile_rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     x_TK = x_TK.contiguous()
     rest = rows % tile_rows
     tiles = [linear(x_TK[start : start + tile_rows]) for start in range(0, rows - rest, tile_rows)]

@@ -85,7 +85,8 @@ class PlainPacking:
     def adopt(self, product: Product, tensors: Sequence[Tensor]) -> PackedLinear:
         """Packed anew, on the kernel set's device; nothing of it keeps the tensors' memory in use."""
         del product
-        return self._kernels.pack(tensors[:1], biases=[bias.clone() for bias in tensors[1:]] or None)
+        packed = self._kernels.pack(tensors[:1], biases=[bias.clone() for bias in tensors[1:]] or None)
+        return packed.apart_from(tensors[0])
 
     def exact_bytes(self, outputs: int, inputs: int) -> int:
         """Float32."""

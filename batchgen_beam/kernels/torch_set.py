@@ -19,7 +19,7 @@ from torch import Tensor
 
 from batchgen_beam.kernels import torch_sampling
 from batchgen_beam.kernels.expert_batches import run_experts
-from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, pack_linear
+from batchgen_beam.kernels.gemm import SPAN, PackedLinear, has_prepacking, in_tiles, is_widened, pack_linear
 from batchgen_beam.kernels.int8_pages import check_kv_dtype, kv_facts, page_shape
 from batchgen_beam.kernels.memory import zeroed
 from batchgen_beam.kernels.paged_attention import QUERY_LINES, Workspace, append_entries, paged_attention
@@ -81,11 +81,16 @@ class TorchKernels:
             "threads": self.threads,
             "dtype": str(self.dtype).removeprefix("torch."),
             **kv_facts(self.dtype, self.kv_dtype),
-            "gemm": "onednn-prepacked" if self.tile_rows and has_prepacking(self.device) else "linear",
+            "gemm": self._gemm(),
             "tile_rows": self.tile_rows,
             "span": SPAN,
             "query_lines": QUERY_LINES,
         }
+
+    def _gemm(self) -> str:
+        if not self.tile_rows or not has_prepacking(self.device):
+            return "linear"
+        return "onednn-widened" if is_widened(self.device, self.dtype) else "onednn-prepacked"
 
     def _capability(self) -> str:
         if self.device.type == "cuda":

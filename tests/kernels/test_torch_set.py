@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchgen_beam.kernels import gemm
+from batchgen_beam.kernels.packing import PlainPacking
 from batchgen_beam.kernels.torch_set import TorchKernels
 from batchgen_beam.models.interface import CacheKind, CacheSpec, GroupKey
+from batchgen_beam.weights.packing import Product
 from tests.kernels.views import PAGE, tables, view
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -49,6 +52,24 @@ def test_a_product_row_depends_on_itself_alone(dtype: torch.dtype, shape: tuple[
     weight = kernels.pack([normal(half, inputs, seed=1), normal(half, inputs, seed=2)],
                           biases=[normal(half, seed=3), normal(half, seed=4)])
     assert rows_agree(lambda x: kernels.linear(x, weight), normal(200, inputs, dtype=dtype))
+
+
+def test_where_bfloat16_has_no_product_it_is_that_of_float32_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU without AVX-512, block by block: the bits of the float32 product of the same values, rounded once,
+    for any batch; and a weight that was adopted does not change with the memory it came from."""
+    monkeypatch.setattr(gemm, "is_widened", lambda device, dtype: dtype is torch.bfloat16)
+    monkeypatch.setattr(gemm, "WIDENED_VALUES", 200 * 576)
+    half, single = TorchKernels(torch.bfloat16), TorchKernels(torch.float32)
+    weight_NK, bias_N = normal(960, 576, seed=1, dtype=torch.bfloat16), normal(960, seed=2, dtype=torch.bfloat16)
+    product = Product(parts=("weight",), biases=("bias",), outputs=(960,), inputs=576)
+    packed = PlainPacking(half).adopt(product, [memory_NK := weight_NK.clone(), bias_N])
+    assert packed.widened
+    assert len(packed.blocks) == 5
+    memory_NK.zero_()
+    x_TK = normal(200, 576, dtype=torch.bfloat16)
+    exact = single.linear(x_TK.float(), single.pack([weight_NK], biases=[bias_N]))
+    assert torch.equal(half.linear(x_TK, packed), exact.bfloat16())
+    assert rows_agree(lambda x: half.linear(x, packed), x_TK)
 
 
 def test_a_product_that_knows_its_batch_is_told_apart() -> None:
