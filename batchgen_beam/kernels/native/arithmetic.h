@@ -102,9 +102,9 @@ inline int64_t panel_bytes(const Arithmetic& a, int64_t inputs) {
 // Bytes that go with the sums of a line: those of its shares in the widest vector, and where it stands.
 constexpr size_t LINE_STATE = 64 + 16;
 
-// Bytes of scratch that `attend` needs for so many lines of so many values.
+// Bytes of scratch that `attend` needs for so many lines of so many values: of each its sums and its widened query.
 inline size_t attend_scratch(int64_t lines, int64_t size) {
-  return lines * (size * sizeof(float) + LINE_STATE) + SCORES * PAGE * sizeof(float);
+  return lines * (2 * size * sizeof(float) + LINE_STATE) + SCORES * PAGE * sizeof(float);
 }
 
 // Bytes that `attend_int8` needs besides: keys and values of one page, widened.

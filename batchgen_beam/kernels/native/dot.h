@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 namespace {
 
@@ -23,28 +22,22 @@ template <class S> struct FloatShares {
 };
 
 template <int MOST_ROWS, int MOST_LINES> struct FloatDot : FloatShares<float> {
-  static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES;
-  using Weight = Vec;
-  static Vec weight(const float* p) { return load(p); }
-  static Vec value(const float* p) { return set1(*p); }
+  static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES, STEPS = 1;
+  using Input = float;
+  template <int> static Vec weight(const float* p) { return load(p); }
+  template <int> static Vec value(const Input* p) { return set1(*p); }
   static Vec step(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
 };
 
-struct Pair {
-  Vec first, second;
-};
-
 template <int MOST_ROWS, int MOST_LINES> struct WidenedDot : FloatShares<uint16_t> {
-  static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES;
-  using Weight = Pair;
-  static Pair weight(const uint16_t* p) { return {first_of_pairs(p), second_of_pairs(p)}; }
-  static Pair value(const uint16_t* p) {
-    uint32_t bits[2] = {static_cast<uint32_t>(p[0]) << 16, static_cast<uint32_t>(p[1]) << 16};
-    float x[2];
-    std::memcpy(x, bits, sizeof x);
-    return {set1(x[0]), set1(x[1])};
+  static constexpr int ROWS = MOST_ROWS, LINES = MOST_LINES, STEPS = 2;
+  using Input = float;
+  template <int STEP> static Vec weight(const uint16_t* p) {
+    const Bits pairs = load_pairs(p);
+    return STEP ? second_of(pairs) : first_of(pairs);
   }
-  static Vec step(Vec sum, const Pair& x, const Pair& w) { return fma(x.second, w.second, fma(x.first, w.first, sum)); }
+  template <int STEP> static Vec value(const Input* p) { return set1(p[STEP]); }
+  static Vec step(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
 };
 
 }  // namespace

@@ -4,9 +4,11 @@
 // reaches its bits.  Included by exactly one translation unit per path, after its vectors and its `Dot`.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #include "arithmetic.h"
 #include "mix.h"
@@ -24,6 +26,10 @@ constexpr int PANEL_VECS = PANEL / LANES;
 constexpr float LOWEST = -INFINITY;  // below any finite score
 
 template <class S> constexpr int PAIR = sizeof(S) == 2 ? 2 : 1;
+
+// What the values of a row are in where a dot product takes them.
+template <class S> using Input = typename Dot<S>::Input;
+template <class S> constexpr bool WIDENS = !std::is_same_v<S, Input<S>>;
 
 // What storing x in S and loading it again gives.
 template <class S> inline Vec rounded(Vec x) {
@@ -71,45 +77,110 @@ inline Vec power(Vec x) {
 
 // --- products --------------------------------------------------------------------------------------------------------
 
-template <class S, int R>
-void product_rows(const S* a, int64_t stride, const S* panel, int64_t steps, float* tile) {
-  Vec acc[R][PANEL_VECS];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
+// acc[r][v] += what one step of a pair in row r adds to V vectors of outputs, whose weights begin at `line`; `row`
+// tells where the values are.  W vectors are looked at together: their weights need registers beside the sums.
+template <class S, int STEP, int R, int V, class Row>
+inline void add_step(Vec (&acc)[R][V], const S* line, Row row) {
+  constexpr int W = R * V + V < REGISTERS - 1 ? V : V / 2;
 #pragma GCC unroll 4
-    for (int v = 0; v < PANEL_VECS; v++) acc[r][v] = zero();
-  for (int64_t k = 0; k < steps; k++) {
-    const S* line = panel + k * PANEL * PAIR<S>;
-    _mm_prefetch(reinterpret_cast<const char*>(line) + 4096, _MM_HINT_T0);
-    if constexpr (sizeof(S) == 2) _mm_prefetch(reinterpret_cast<const char*>(line) + 4160, _MM_HINT_T0);
-    typename Dot<S>::Weight w[PANEL_VECS];
+  for (int first = 0; first < V; first += W) {
+    decltype(Dot<S>::template weight<STEP>(line)) w[W];
 #pragma GCC unroll 4
-    for (int v = 0; v < PANEL_VECS; v++) w[v] = Dot<S>::weight(line + v * LANES * PAIR<S>);
+    for (int v = 0; v < W; v++) w[v] = Dot<S>::template weight<STEP>(line + (first + v) * LANES * PAIR<S>);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-      const auto x = Dot<S>::value(a + r * stride + k * PAIR<S>);
+      const auto x = Dot<S>::template value<STEP>(row(r));
 #pragma GCC unroll 4
-      for (int v = 0; v < PANEL_VECS; v++) acc[r][v] = Dot<S>::step(acc[r][v], x, w[v]);
+      for (int v = 0; v < W; v++) acc[r][first + v] = Dot<S>::step(acc[r][first + v], x, w[v]);
+      // Loaded earlier, the next row's value would push sums out of registers.
+      if constexpr (REGISTERS < 32) asm volatile("" : : : "memory");
     }
   }
+}
+
+template <class S, int R, int V, class Row> inline void add_pair(Vec (&acc)[R][V], const S* line, Row row) {
+  add_step<S, 0>(acc, line, row);
+  if constexpr (Dot<S>::STEPS > 1) add_step<S, 1>(acc, line, row);
+}
+
+template <int R, int V> inline void clear(Vec (&acc)[R][V]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < PANEL_VECS; v++) store(tile + r * PANEL + v * LANES, acc[r][v]);
+    for (int v = 0; v < V; v++) acc[r][v] = zero();
+}
+
+template <int R, int V> inline void load(Vec (&acc)[R][V], const float* from, int64_t stride) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) acc[r][v] = load(from + r * stride + v * LANES);
+}
+
+template <int R, int V> inline void store(float* to, int64_t stride, const Vec (&acc)[R][V]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) store(to + r * stride + v * LANES, acc[r][v]);
+}
+
+// How many vectors of a panel are summed up at once for R rows: all that registers hold.
+template <int R> constexpr int SUMMED = R * PANEL_VECS + 2 < REGISTERS - 1 ? PANEL_VECS : PANEL_VECS / 2;
+
+// Sums go on from those in `tile`, where `more` says that there are some.
+template <class S, int R>
+void product_rows(const Input<S>* x, int64_t stride, const S* panel, int64_t steps, float* tile, bool more) {
+  constexpr int V = SUMMED<R>;
+  for (int first = 0; first < PANEL_VECS; first += V) {
+    Vec acc[R][V];
+    if (more) load(acc, tile + first * LANES, PANEL);
+    else clear(acc);
+    for (int64_t k = 0; k < steps; k++) {
+      const S* line = panel + k * PANEL * PAIR<S>;
+      _mm_prefetch(reinterpret_cast<const char*>(line) + 4096, _MM_HINT_T0);
+      if constexpr (sizeof(S) == 2) _mm_prefetch(reinterpret_cast<const char*>(line) + 4160, _MM_HINT_T0);
+      add_pair<S>(acc, line + first * LANES * PAIR<S>, [&](int r) { return x + r * stride + k * PAIR<S>; });
+    }
+    store(tile + first * LANES, PANEL, acc);
+  }
 }
 
 template <class S, int R>
-void product_of(const S* a, int64_t stride, int rows, const S* panel, int64_t steps, float* tile) {
+void product_of(const Input<S>* x, int64_t stride, int rows, const S* panel, int64_t steps, float* tile, bool more) {
   if constexpr (R > 0) {
-    if (rows == R) return product_rows<S, R>(a, stride, panel, steps, tile);
-    product_of<S, R - 1>(a, stride, rows, panel, steps, tile);
+    if (rows == R) return product_rows<S, R>(x, stride, panel, steps, tile, more);
+    product_of<S, R - 1>(x, stride, rows, panel, steps, tile, more);
   }
 }
+
+// Values [0, count) of x as the steps of a dot product take them.
+template <class S> inline void widen(const S* x, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) store(out + i, load(x + i));
+  if (i < count) store_part(out + i, load_part(x + i, part(i, count)), part(i, count));
+}
+
+constexpr int64_t WIDENED = 512;  // inputs of each row that are widened together: those of a block stay in cache
 
 template <class S>
 void product(const void* a, int64_t stride, int rows, const void* panel, int64_t inputs, float* tile) {
-  product_of<S, Dot<S>::ROWS>(static_cast<const S*>(a), stride, rows, static_cast<const S*>(panel),
-                              (inputs + PAIR<S> - 1) / PAIR<S>, tile);
+  const S* x = static_cast<const S*>(a);
+  const S* weights = static_cast<const S*>(panel);
+  constexpr int64_t STRIDE = WIDENED + LANES;  // rows don't compete for the same lines of a cache
+  if constexpr (!WIDENS<S>) {
+    product_of<S, Dot<S>::ROWS>(x, stride, rows, weights, (inputs + PAIR<S> - 1) / PAIR<S>, tile, false);
+  } else {
+    alignas(64) float wide[Dot<S>::ROWS * STRIDE];
+    for (int64_t k = 0; k < inputs; k += WIDENED) {
+      const int64_t count = std::min(WIDENED, inputs - k);
+      for (int r = 0; r < rows; r++) {
+        widen(x + r * stride + k, count, wide + r * STRIDE);
+        wide[r * STRIDE + count] = 0;  // of a last pair that is half a one
+      }
+      const int64_t steps = (count + PAIR<S> - 1) / PAIR<S>;
+      product_of<S, Dot<S>::ROWS>(wide, STRIDE, rows, weights + k * PANEL, steps, tile, k > 0);
+    }
+  }
 }
 
 // The vectors of a row of a tile, with bias; `use(first column, vector, columns that exist)`.
@@ -238,30 +309,15 @@ template <class S> inline void clear(S* p, int64_t count) { std::memset(p, 0, co
 // Dot products of L queries (PAIR-wise broadcast from `q`) with the keys of one page.  Meanwhile `ahead`, a page of the
 // same size, is brought near; null: nothing is.
 template <class S, int L>
-void score(const S* const* q, int64_t size, const S* page, float* scores, const S* ahead) {
+void score(const Input<S>* const* q, int64_t size, const S* page, float* scores, const S* ahead) {
   for (int first = 0; first < PAGE; first += KEYS) {
     Vec acc[L][4];
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) acc[l][v] = zero();
+    clear(acc);
     for (int64_t i = 0; i < size; i += PAIR<S>) {
-      const S* line = page + i * PAGE + first * PAIR<S>;
       if (ahead && !first) fetch(ahead + i * PAGE, PAGE * PAIR<S> * sizeof(S));
-      typename Dot<S>::Weight k[4];
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) k[v] = Dot<S>::weight(line + v * LANES * PAIR<S>);
-#pragma GCC unroll 8
-      for (int l = 0; l < L; l++) {
-        const auto x = Dot<S>::value(q[l] + i);
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) acc[l][v] = Dot<S>::step(acc[l][v], x, k[v]);
-      }
+      add_pair<S>(acc, page + i * PAGE + first * PAIR<S>, [&](int l) { return q[l] + i; });
     }
-#pragma GCC unroll 8
-    for (int l = 0; l < L; l++)
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) store(scores + l * PAGE + first + v * LANES, acc[l][v]);
+    store(scores + first, PAGE, acc);
   }
 }
 
@@ -342,8 +398,8 @@ template <class S> struct Near {
 
 // L lines over one page; line l sees the keys [begin[l], end[l]) of it, none if that is empty.
 template <class S, int L>
-void attend_page(const S* const* q, float scale, int64_t size, const Near<S>& page, const int* begin, const int* end,
-                 float* scores, Line* lines) {
+void attend_page(const Input<S>* const* q, float scale, int64_t size, const Near<S>& page, const int* begin,
+                 const int* end, float* scores, Line* lines) {
   constexpr int TOKENS = Dot<S>::TOKENS;
   Share<S>* shares = shares_behind<S>(scores);
   score<S, L>(q, size, page.keys, scores, page.fresh ? page.values : nullptr);
@@ -373,15 +429,21 @@ inline void visible(int64_t position, int64_t window, int64_t page, int* begin, 
   *end = static_cast<int>(high < *begin ? *begin : high > PAGE ? PAGE : high);
 }
 
+template <class S> inline const S* query(const Queries& of, int token, int head) {
+  return static_cast<const S*>(of.q) + token * of.token_stride + head * of.size;
+}
+
+// `wide` are the queries of all lines as a dot product takes them, where those of `of` are not so.
 template <class S, int L>
-void attend_lines(const Queries& of, int first, int count, int64_t page, const Near<S>& near, float* scores,
-                  Line* lines) {
+void attend_lines(const Queries& of, const float* wide, int first, int count, int64_t page, const Near<S>& near,
+                  float* scores, Line* lines) {
   if constexpr (L > 0) {
-    if (count < L) return attend_lines<S, L - 1>(of, first, count, page, near, scores, lines);
-    const S* q[L];
+    if (count < L) return attend_lines<S, L - 1>(of, wide, first, count, page, near, scores, lines);
+    const Input<S>* q[L];
     int begin[L], end[L], token = first / of.heads, head = first % of.heads;
     for (int l = 0; l < L; l++) {
-      q[l] = static_cast<const S*>(of.q) + token * of.token_stride + head * of.size;
+      if constexpr (WIDENS<S>) q[l] = wide + (first + l) * of.size;
+      else q[l] = query<S>(of, token, head);
       visible(of.position + token, of.window, page, begin + l, end + l);
       if (++head == of.heads) head = 0, token++;
     }
@@ -404,6 +466,9 @@ template <class S, class Open> void attend_pages(const Queries& of, void* scratc
   float* scores = static_cast<float*>(scratch);
   float* sums = scores + batchgen::SCORES * PAGE;
   Line* lines = reinterpret_cast<Line*>(sums + count * (of.size + LANES));
+  float* wide = reinterpret_cast<float*>(lines + count);
+  if constexpr (WIDENS<S>)
+    for (int l = 0; l < count; l++) widen(query<S>(of, l / of.heads, l % of.heads), of.size, wide + l * of.size);
   clear(sums, count * (of.size + LANES));
   for (int l = 0; l < count; l++) lines[l] = {LOWEST, sums + l * (of.size + LANES)};
   const int64_t seen = of.window && of.position >= of.window ? of.position - of.window + 1 : 0;
@@ -411,7 +476,7 @@ template <class S, class Open> void attend_pages(const Queries& of, void* scratc
   for (int64_t page = seen / PAGE; page <= last; page++) {
     Near<S> near = open(of.pages[page] * of.page_stride, page < last ? of.pages[page + 1] * of.page_stride : -1);
     for (int first = 0; first < count; first += L, near.fresh = false)
-      attend_lines<S, L>(of, first, count - first < L ? count - first : L, page, near, scores, lines);
+      attend_lines<S, L>(of, wide, first, count - first < L ? count - first : L, page, near, scores, lines);
   }
   for (int l = 0; l < count; l++) {
     S* out = static_cast<S*>(of.out) + l / of.heads * of.out_stride + l % of.heads * of.size;

@@ -5,8 +5,8 @@
 
 namespace {
 template <class S> struct Dot;
-template <> struct Dot<float> : FloatDot<3, 3> {};
-template <> struct Dot<uint16_t> : WidenedDot<3, 3> {};
+template <> struct Dot<float> : FloatDot<6, 3> {};
+template <> struct Dot<uint16_t> : WidenedDot<6, 3> {};
 }  // namespace
 
 #include "path.h"

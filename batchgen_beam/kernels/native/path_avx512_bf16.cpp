@@ -7,10 +7,11 @@ namespace {
 
 template <class S> struct Dot;
 template <> struct Dot<uint16_t> {
-  static constexpr int ROWS = 12, LINES = 6;
+  static constexpr int ROWS = 12, LINES = 6, STEPS = 1;
+  using Input = uint16_t;
   using Weight = __m512bh;
-  static Weight weight(const uint16_t* p) { return reinterpret_cast<Weight>(_mm512_loadu_si512(p)); }
-  static Weight value(const uint16_t* p) {
+  template <int> static Weight weight(const uint16_t* p) { return reinterpret_cast<Weight>(_mm512_loadu_si512(p)); }
+  template <int> static Weight value(const uint16_t* p) {
     int32_t pair;
     std::memcpy(&pair, p, 4);
     return reinterpret_cast<Weight>(_mm512_set1_epi32(pair));
@@ -25,7 +26,7 @@ template <> struct Dot<uint16_t> {
   template <int V> static void tokens(const uint16_t* values, int64_t size, int begin, int end, Value* pair) {
     pairs<V>(values, values + size, begin <= 0, end > 1, pair);
   }
-  static Weight share(const Share* p) { return value(p); }
+  static Weight share(const Share* p) { return value<0>(p); }
   static Vec mixed(Vec sum, Weight share, Weight pair) { return step(sum, share, pair); }
 
  private:

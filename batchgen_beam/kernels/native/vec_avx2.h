@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int LANES = 8;
+constexpr int REGISTERS = 16;
 using Vec = __m256;
 using Bits = __m256i;
 
@@ -115,13 +116,11 @@ inline void store(int8_t* p, Vec x) {
 }
 
 // The first and the second of 8 pairs of bfloat16, each pair in 32 bits.
-inline Vec first_of_pairs(const uint16_t* p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+inline Vec first_of(Bits pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline Vec second_of(Bits pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(pairs, 16), 16));  // a mask would need a register
 }
-inline Vec second_of_pairs(const uint16_t* p) {
-  const Bits pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
-}
+inline Bits load_pairs(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 // Lanes in a fixed tree: halves, pairs, neighbours.
 inline float sum(Vec x) {

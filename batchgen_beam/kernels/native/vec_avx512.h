@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int LANES = 16;
+constexpr int REGISTERS = 32;
 using Vec = __m512;
 using Bits = __m512i;
 
@@ -114,12 +115,11 @@ inline void store(int8_t* p, Vec x) {
 }
 
 // The first and the second of 16 pairs of bfloat16, each pair in 32 bits.
-inline Vec first_of_pairs(const uint16_t* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+inline Vec first_of(Bits pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline Vec second_of(Bits pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
-inline Vec second_of_pairs(const uint16_t* p) {
-  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)));
-}
+inline Bits load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
 
 // Lanes in a fixed tree: halves, quarters, pairs, neighbours.
 inline float sum(Vec x) {
