@@ -37,12 +37,14 @@ def _engines(*known: Engine) -> Mapping[str, Engine]:
 
 def _openvino(name: str, **settings: object) -> Engine:
     return Engine(name=name, environment="openvino", adapter="openvino_batching", model="openvino",
-                  settings={"kv": "bf16", "batched_tokens": 256, "prefix_caching": False, "lead": False, **settings})
+                  settings={"precision": "bf16", "kv": "bf16", "batched_tokens": 256, "prefix_caching": False,
+                            "lead": False, **settings})
 
 
 def _vllm(name: str, *, eager: bool) -> Engine:
     return Engine(name=name, environment="vllm", adapter="vllm_cpu", model="hf",
-                  settings={"eager": eager, "prefix_caching": True, "batched_tokens": 4096, "preload": True})
+                  settings={"dtype": "bfloat16", "eager": eager, "prefix_caching": True, "batched_tokens": 4096,
+                            "preload": True})
 
 
 def _transformers(name: str, adapter: str, **settings: object) -> Engine:

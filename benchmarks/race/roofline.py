@@ -3,9 +3,10 @@
     python -m benchmarks.race.roofline CONFIG.json THREADS
 
 Products are timed with weights in bfloat16 that are new to the caches (copies of the matrix in turn), for 1 to 512 rows
-on THREADS threads, with torch (oneDNN) and with each instruction path of this project's kernels.  The rate of a shape
-is the best of all that; the rate of the model weighs the shapes by their FLOPs.  Reads are timed as sums over a GiB of
-floats with 1 to THREADS threads, and as the weights that one-row products stream; the faster counts.
+on THREADS threads, with torch (oneDNN) and with each instruction path of this project's kernels; with torch in float32
+too, since a processor without bfloat16 may be fastest there.  The rate of a shape is the best of all that; the rate of
+the model weighs the shapes by their FLOPs.  Reads are timed as sums over a GiB of floats with 1 to THREADS threads, and
+as the weights that one-row products stream; the faster counts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ COPIES_BYTES = 128 << 20
 """Copies of one matrix fill so much: more than the caches hold, about what a small model's weights are."""
 READ_BYTES = 1 << 30
 LEAST_SECONDS = 0.04
+WIDE = "torch float32"
 PASSES = 2
 
 Product = Callable[[torch.Tensor, int], torch.Tensor]
@@ -53,6 +55,11 @@ def _torch_product(copies: Sequence[torch.Tensor]) -> Product:
     return lambda x_TK, number: torch.nn.functional.linear(x_TK, copies[number % len(copies)])
 
 
+def _wide_product(copies: Sequence[torch.Tensor]) -> Product:
+    wide = [weight_NK.float() for weight_NK in copies]
+    return lambda x_TK, number: torch.nn.functional.linear(x_TK.float(), wide[number % len(wide)])
+
+
 def _native_product(path: str, copies: Sequence[torch.Tensor]) -> Product:
     kernels = NativeKernels(torch.bfloat16, path, 1)
     packed = [kernels.pack([weight_NK]) for weight_NK in copies]
@@ -66,6 +73,7 @@ def _native_product(path: str, copies: Sequence[torch.Tensor]) -> Product:
 
 def _products(copies: Sequence[torch.Tensor]) -> Iterator[tuple[str, Product]]:
     yield "torch", _torch_product(copies)
+    yield WIDE, _wide_product(copies)
     for path in PATHS:
         if library() is not None and arithmetic(path, half=True) is not None:
             yield f"native {path}", _native_product(path, copies)
@@ -111,7 +119,7 @@ def best(shapes: Shapes, gemm: Sequence[dict[str, Any]], read: Sequence[dict[str
         flops += 2 * inputs * outputs * count
         seconds += 2 * inputs * outputs * count / winner["flops"]
     streamed = [{"library": f"{one['library']}, one row", "threads": one["threads"], "bytes_per_second": one["flops"]}
-                for one in gemm if one["rows"] == 1]
+                for one in gemm if one["rows"] == 1 and one["library"] != WIDE]
     fastest = max((*read, *streamed), key=lambda one: float(one["bytes_per_second"]))
     return {"flops": flops / seconds, "read": fastest["bytes_per_second"], "read_by": fastest, "products": winners}
 

@@ -1,6 +1,7 @@
-"""OpenVINO GenAI's continuous batching on the CPU, bfloat16 arithmetic.
+"""OpenVINO GenAI's continuous batching on the CPU.
 
-Settings: kv (bf16, u8; the CPU plugin's own default is u8), batched_tokens (its default is 256), prefix_caching, and
+Settings: precision (of arithmetic: bf16, or f32 for processors without bfloat16), kv (bf16, f32, u8; the CPU plugin's
+own default is u8), batched_tokens (its default is 256), prefix_caching, and
 lead: the first row begins alone.  A request looks for cached blocks when it is added, so of requests that are all added
 at once none finds a prefix; behind a leader all do.
 """
@@ -25,7 +26,7 @@ class OpenVino:
         scheduler.max_num_batched_tokens = settings["batched_tokens"]
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = settings["prefix_caching"]
-        self.properties = {"INFERENCE_NUM_THREADS": job["threads"], "INFERENCE_PRECISION_HINT": "bf16",
+        self.properties = {"INFERENCE_NUM_THREADS": job["threads"], "INFERENCE_PRECISION_HINT": settings["precision"],
                            "KV_CACHE_PRECISION": settings["kv"]}
         self.lead = settings["lead"]
         self.scheduler = scheduler

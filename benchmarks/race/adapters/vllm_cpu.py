@@ -1,7 +1,8 @@
 """vLLM on the CPU, offline.
 
-Settings: eager, prefix_caching, batched_tokens (its default for offline use on a CPU is 4096), preload (libraries that
-its guide asks to load first: Intel's OpenMP, which comes with it, and TCMalloc where the machine has it).
+Settings: dtype (float32 for processors without bfloat16), eager, prefix_caching, batched_tokens (its default for
+offline use on a CPU is 4096), preload (libraries that its guide asks to load first: Intel's OpenMP, which comes with
+it, and TCMalloc where the machine has it).
 Its environment variables are read when vLLM is imported, by the workers that it starts too.
 """
 
@@ -41,7 +42,7 @@ class Vllm:
 
         settings = job["settings"]
         self.arguments = {
-            "dtype": "bfloat16", "max_model_len": job["max_context"], "max_num_seqs": job["active_rows"],
+            "dtype": settings["dtype"], "max_model_len": job["max_context"], "max_num_seqs": job["active_rows"],
             "max_num_batched_tokens": settings["batched_tokens"], "enable_prefix_caching": settings["prefix_caching"],
             "enforce_eager": settings["eager"], "disable_log_stats": True, "seed": 0}
         self.llm = LLM(model=job["model"], **self.arguments)
