@@ -2,15 +2,17 @@
 
     python -m benchmarks.offload make --model FOLDER [--experts 16] [--chosen 2]
     python -m benchmarks.offload run --model FOLDER --cache FOLDER --home FOLDER --out FILE.json
-        [--limits 8 20] [--weight-memory 1] [--batches 1 8 32 128 256] [--rows 1024 ...]
+        [--limits 8 20] [--weight-memory 1] [--batches 1 8 32 128 256] [--job-rows 4096] [--rows 1024 ...]
+        [--peer-dtypes bfloat16 float32]
     python -m benchmarks.offload summary --out FILE.json
 
 `make` writes a random mixture of experts of about 1.5 thousand million parameters as a checkpoint.  `run` gives both
 engines the same `--weight-memory` and, in a control group that counts page cache too, the same memory in all
 (`--limits`, GB); where no group can be made, it says so and keeps dropping the files from the page cache.  Prompts of
 64 tokens, answers of 16, greedy; loading, and for ours the one conversion, is told apart.  Per limit ours runs the
-batch that the planner names for it (`--rows`: so many rows), and for the share that is due to the batch each of
-`--batches`, as the peer does; turns alternate.  The disk's rate is that of direct reads of the packed copy, measured
+batch that the planner names for a job of `--job-rows` (`--rows`: so many rows), and for the share that is due to the
+batch each of `--batches`, as the peer does; turns alternate.  The peer may run in float32 too, which a processor
+without bfloat16 multiplies much faster.  The disk's rate is that of direct reads of the packed copy, measured
 before and after.  The last lines, which `summary` prints again, compare at each limit ours at its own batch with the
 peer's best, both at that batch, and our decode step with the time that its bytes take at the disk's rate.  Needs the
 environment that `python -m benchmarks.offload setup --home FOLDER` makes.
@@ -55,9 +57,6 @@ from benchmarks.race.environments import make_environment, python_of
 ENVIRONMENT = "accelerate"
 GB = 10**9
 PROMPT, OUTPUT = 64, 16
-ENOUGH = 4096
-"""Rows among which the planner may choose how many to run at once."""
-
 PROCESS = GB
 """Of a limit: the interpreter, libraries and what else a process holds beside weights, keys, values and a pass."""
 
@@ -150,15 +149,15 @@ def ours(given: argparse.Namespace) -> None:
 # --- our batch -------------------------------------------------------------------------------------------------------
 
 
-def planned(model: Path, cache: Path, *, threads: int, weight_memory: int, limit: int) -> BatchPlan:
-    """What the planner names for rows of this benchmark under a limit of memory in all."""
+def planned(model: Path, cache: Path, *, threads: int, weight_memory: int, limit: int, job_rows: int) -> BatchPlan:
+    """What the planner names for a job of so many rows of this benchmark under a limit of memory in all."""
     config = load_config(str(model))
     kernels = timed_kernels(config, kernels="auto", threads=threads, cache=cache)
     load = ModelLoad.of(model_sizes(config), WeightForm(dtype="bfloat16", head=head_dtype(kernels)), "auto")
     costs = MeasuredCosts(load, machine_times(config, load, kernels, cache))
     return plan_run(load, run_needs(config, kernels), costs,
                     Budgets(device=limit - PROCESS, weights=weight_memory, unified=True),
-                    Workload(rows=ENOUGH, prompt_tokens=PROMPT, output_tokens=OUTPUT))
+                    Workload(rows=job_rows, prompt_tokens=PROMPT, output_tokens=OUTPUT))
 
 
 def batch_flags(plan: BatchPlan) -> list[str]:
@@ -225,9 +224,11 @@ def compare(given: argparse.Namespace) -> None:
     our_command = [sys.executable, "-m", "benchmarks.offload", "ours", "--model", given.model, "--cache", given.cache,
                    *common]
     peer_command = [python_of(given.home, ENVIRONMENT), Path(__file__).with_name("offload_peer.py"), "--model",
-                    given.model, "--offload", given.home / "offloaded", *common, "--prompt", str(PROMPT), "--output",
-                    str(OUTPUT)]
-    folders = (given.model, given.cache, given.home / "offloaded")
+                    given.model, *common, "--prompt", str(PROMPT), "--output", str(OUTPUT)]
+    offloaded = {dtype: given.home / f"offloaded-{dtype}" for dtype in given.peer_dtypes}
+    peers = {"accelerate" if dtype == "bfloat16" else f"accelerate {dtype}":
+             [*peer_command, "--dtype", dtype, "--offload", folder] for dtype, folder in offloaded.items()}
+    folders = (given.model, given.cache, *offloaded.values())
     own = _own_batches(given, weight_memory)
     first = run_limited([*our_command, "--rows", "1"], given.limits[0] * GB, folders)
     results: list[dict[str, Any]] = []
@@ -246,7 +247,8 @@ def compare(given: argparse.Namespace) -> None:
     for limit, batch in zip(given.limits, own, strict=True):
         one("ours", our_command, batch, limit)
         for rows in given.batches:
-            one("accelerate", peer_command, ["--rows", str(rows)], limit)
+            for peer, command in peers.items():
+                one(peer, command, ["--rows", str(rows)], limit)
             one("ours", our_command, ["--rows", str(rows)], limit)
         one("ours", our_command, batch, limit)
     report["disk_rates"] = [*report["disk_rates"], read_rate(given.cache)]
@@ -258,8 +260,8 @@ def _own_batches(given: argparse.Namespace, weight_memory: int) -> list[list[str
     """Flags of ours at each limit: `--rows` where it is given, else the planner's."""
     if given.rows is not None:
         return [["--rows", str(rows)] for _, rows in zip(given.limits, given.rows, strict=True)]
-    plans = [planned(given.model, given.cache, threads=given.threads, weight_memory=weight_memory, limit=limit * GB)
-             for limit in given.limits]
+    plans = [planned(given.model, given.cache, threads=given.threads, weight_memory=weight_memory, limit=limit * GB,
+                     job_rows=given.job_rows) for limit in given.limits]
     return [batch_flags(plan) for plan in plans]
 
 
@@ -276,7 +278,10 @@ def summary(report: Mapping[str, Any]) -> Iterator[str]:
     for limit, flags in report["own_batches"].items():
         runs = [run for run in report["runs"] if str(run["limit_gb"]) == limit]
         speeds = _speeds(runs)
-        rows, peers = int(flags[1]), {batch: one for (engine, batch), one in speeds.items() if engine != "ours"}
+        rows, peers = int(flags[1]), dict[int, float]()
+        for (engine, batch), speed in speeds.items():
+            if engine != "ours":
+                peers[batch] = max(speed, peers.get(batch, 0.0))
         own = [run for run in runs if (run["engine"], run["rows"]) == ("ours", rows) and "decode_step" in run]
         if not peers or not own:
             yield f"| {limit} GB | {rows:,} |" + " - |" * 10
@@ -318,6 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--weight-memory", type=float, default=1.0, help="GB")
     running.add_argument("--limits", type=int, nargs="+", default=[8, 20], help="GB")
+    running.add_argument("--job-rows", type=int, default=4096, help="among which the planner chooses how many at once")
+    running.add_argument("--peer-dtypes", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16"])
     running.add_argument("--rows", type=int, nargs="+", help="of ours, for each limit; default: as the planner says")
     running.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     child.add_argument("--weight-memory", type=int, required=True)

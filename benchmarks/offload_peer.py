@@ -1,6 +1,7 @@
 """transformers with accelerate's disk offload, in its own environment: needs nothing of this project.
 
     python offload_peer.py --model FOLDER --offload FOLDER --weight-memory BYTES --rows N --prompt N --output N
+        --dtype NAME
 
 Prints one JSON object.
 """
@@ -28,7 +29,7 @@ def disk_bytes() -> int:
 def main() -> None:
     """Load, answer, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("model", "offload"):
+    for name in ("model", "offload", "dtype"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("weight-memory", "rows", "prompt", "output", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -36,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     started = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(
-        given.model, dtype=torch.bfloat16, device_map="auto", max_memory={"cpu": given.weight_memory},
+        given.model, dtype=getattr(torch, given.dtype), device_map="auto", max_memory={"cpu": given.weight_memory},
         offload_folder=given.offload).eval()
     loaded = time.perf_counter()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0

@@ -20,14 +20,16 @@ def run(engine: str, rows: int, speed: float | None, **more: Any) -> dict[str, A
 REPORT = {"disk_rates": [1e9, 3e9], "own_batches": {"8": ["--rows", "1000"], "20": ["--rows", "50"]}, "runs": [
     run("ours", 1000, 300.0, decode_step=0.5, streamed_bytes=800_000_000),
     run("accelerate", 1, 2.0), run("ours", 1, 6.0, decode_step=0.1, streamed_bytes=1),
-    run("accelerate", 32, 50.0), run("ours", 32, 100.0, decode_step=0.2, streamed_bytes=1),
+    run("accelerate", 32, 50.0), run("accelerate float32", 32, 45.0),
+    run("ours", 32, 100.0, decode_step=0.2, streamed_bytes=1),
     run("accelerate", 64, None), run("ours", 64, 150.0, decode_step=0.3, streamed_bytes=1),
     run("ours", 1000, 500.0, decode_step=0.7, streamed_bytes=800_000_000)]}
 
 
 def test_the_summary_by_hand() -> None:
-    """Ours at its own batch, the median of two, over the peer's best that finished: 400 / 50, which is twice at the
-    same batch times four by the batch; a step of 0.6 s whose 0.8 GB take 0.4 s at the disk's mean rate."""
+    """Ours at its own batch, the median of two, over the peer's best that finished, in either arithmetic: 400 / 50,
+    which is twice at the same batch times four by the batch; a step of 0.6 s whose 0.8 GB take 0.4 s at the disk's
+    mean rate."""
     disk, _, _, line, unfinished = summary(REPORT)
     assert disk == "disk: 1.00, 3.00 GB/s by direct reads"
     assert [cell.strip() for cell in line.strip("|").split("|")] == [
